@@ -382,7 +382,7 @@ class _Defects:
 def on_simulated_time(settings: Settings) -> Iterator[None]:
     """Gives the modules behind calls the clocks of their nodes."""
     apart = patch.object(real_writing, "APART_S", settings.apart_ms / 1000)
-    with apart, patch.object(refusals, "_log", _Defects), warnings.catch_warnings():
+    with apart, patch.object(refusals, "limited", lambda: _Defects), warnings.catch_warnings():
         # Calls of a process that was killed before they began.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")
         modules = (node_view, cancel_groups, passed_on, search, pages)
