@@ -23,6 +23,7 @@ SIGHUP                      the settings are reread (reload.py), and those that 
                             like SIGTERM if it means that the node's terminal is gone
 no end within 30 s          everything is killed, exit code 1
 the supervisor is killed    the children see their life pipe end, and exit
+any of these                the service manager is told, if one listens (process/service_manager.py)
 ==========================  ================================================================
 
 ``<data>/node.lock`` is held by the supervisor and, inherited, by its children: as long as one of
@@ -64,6 +65,7 @@ from delaywheel_replica.process.inheritance import (
 )
 from delaywheel_replica.process.open_files import is_open, open_to_all
 from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
+from delaywheel_replica.process.service_manager import ServiceManager
 from delaywheel_replica.reload import Reload
 
 _LOCK_WAIT_S: Final = 10.0
@@ -206,6 +208,7 @@ class Supervisor:
         self._life_read, self._life_write = os.pipe()
         self._signals, self._signals_write = socket.socketpair()
         self._log = PlainLog(_settings())
+        self._manager = ServiceManager(self._log)
         self._outputs = {child.name: ChildOutput(child.name, self._log) for child in self._children}
         self._stderr_fd = os.dup(sys.stderr.fileno())
         self._reload = Reload()
@@ -226,6 +229,7 @@ class Supervisor:
         try:
             while not self._is_over():
                 self._start_due()
+                self._manager.status(self._in_words())
                 self._wait()
         finally:
             self._kill_all()
@@ -242,6 +246,16 @@ class Supervisor:
 
     def _is_over(self) -> bool:
         return self._stop is not None and all(child.process is None for child in self._children)
+
+    def _in_words(self) -> str:
+        """Returns what the node does, for whoever looks at the service."""
+        if self._stop is not None:
+            return "is being stopped"
+        if self._server.process is None or not self._server.is_ready:
+            return "the server starts: no calls are taken"
+        if self._cleaner.process is None or not self._cleaner.is_ready:
+            return f"takes calls at {self._address}; the cleaner starts"
+        return f"takes calls at {self._address}"
 
     # --- starting
 
@@ -355,6 +369,7 @@ class Supervisor:
         if child is self._server:
             self._address = reported[-1]
             self._write_run_file()
+            self._manager.ready()
 
     # --- ends
 
@@ -399,6 +414,7 @@ class Supervisor:
         child.start_at = now + (backoff_s if child.short_lives > 1 else 0)
 
     def _give_up(self, exit_code: int) -> None:
+        self._manager.stopping()
         self._stop = _Stop(time.monotonic() + _STOP_WAIT_S, exit_code)
         self._kill("nothing is left half alive", exit_code=exit_code)
 
@@ -428,6 +444,7 @@ class Supervisor:
         if self._stop is not None:
             self._kill("a second signal", exit_code=1)
             return
+        self._manager.stopping()
         self._stop = _Stop(time.monotonic() + _STOP_WAIT_S)
         # With these ends closed, the server notices on the link when the cleaner ends.
         for child in self._children:
@@ -443,7 +460,9 @@ class Supervisor:
 
     def _begin_reload(self) -> None:
         why_not = self._reload.begin()
-        if why_not is not None:
+        if why_not is None:
+            self._manager.reloading()
+        else:
             self._log.say("settings not reloaded", error=why_not)
 
     def _take_over(self) -> None:
@@ -461,6 +480,7 @@ class Supervisor:
             for child in self._children:
                 if child.process is not None:
                     child.process.send_signal(signal.SIGHUP)
+        self._manager.ready()
         if self._reload.wanted_again():
             self._begin_reload()
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,11 @@ from typing import Any
 import pytest
 
 from delaywheel_replica.node import NodeInUseError, Supervisor, main
-from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, STDERR_FD_VARIABLE
+from delaywheel_replica.process.inheritance import (
+    RESOLVED_VARIABLE,
+    SOURCES_VARIABLE,
+    STDERR_FD_VARIABLE,
+)
 from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
 from support.server.server_process import wait_until
 
@@ -306,6 +311,60 @@ def test_a_second_signal_kills(node: Node) -> None:
     assert node.end() == 1
     assert not is_alive(run["server_pid"])
     assert not is_alive(run["cleaner_pid"])
+
+
+@pytest.fixture(params=["a path", "an abstract name"])
+def manager(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[socket.socket]:
+    """The service manager's end of its socket."""
+    name = str(tmp_path / "notify")
+    if request.param == "an abstract name":
+        name = f"@{name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(name.replace("@", "\0"))
+        heard.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        yield heard
+
+
+def heard_until(manager: socket.socket, last: str) -> list[str]:
+    told: list[str] = []
+    while not told or told[-1] != last:
+        told += manager.recv(4096).decode().splitlines()
+    return told
+
+
+def test_the_service_manager_is_told(
+    node: Node, manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SOURCES_VARIABLE, '{"file": "/not/there.toml", "flags": []}')
+    node.start()
+    told = heard_until(manager, "STATUS=takes calls at 127.0.0.1:1001")
+    assert told[0] == "STATUS=the server starts: no calls are taken"
+    assert "READY=1" in told
+    # What is wrong with the settings is logged; the reload is over all the same.
+    node.process.send_signal(signal.SIGHUP)
+    reloading, since, ready = heard_until(manager, "READY=1")
+    assert reloading == "RELOADING=1"
+    assert since.startswith("MONOTONIC_USEC=")
+    assert ready == "READY=1"
+    os.kill(node.up()["cleaner_pid"], signal.SIGKILL)
+    again = heard_until(manager, "STATUS=takes calls at 127.0.0.1:1001")
+    assert "STATUS=takes calls at 127.0.0.1:1001; the cleaner starts" in again
+    assert node.end() == 0
+    assert heard_until(manager, "STATUS=is being stopped")[0] == "STOPPING=1"
+
+
+@pytest.mark.parametrize("address", ["/not/there", "vsock:2:1234", "x" * 200, "@"])
+def test_a_service_manager_that_does_not_hear_is_no_trouble(
+    node: Node, address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    node.start()
+    node.up()
+    assert node.end() == 0
+    assert capfd.readouterr().err.count("service manager not told") == 1
 
 
 def test_a_folder_has_one_node(node: Node, tmp_path: Path) -> None:
