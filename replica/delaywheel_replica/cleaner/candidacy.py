@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from delaywheel.transactional import MAX_CALL_MS
@@ -71,6 +72,8 @@ class Candidacy:
         producers: Those of the newest candidacy.
         loose: The ids of its marks whose ends may have been sent twice.
         without: The ids that could not be inited.
+        last_marks: What this process may do without, as it led last, if nobody has marked it since
+            (core/election/id_turns.py).
         is_answered: Kafka has answered since the newest candidacy began.
         broker_clock: The brokers' clock, as the last candidacy's marks showed it; None: unknown.
         warnings: What does not keep it from leading, as of the last check.
@@ -117,6 +120,7 @@ class Candidacy:
         self._marked: set[int] = set()
         self.loose: set[int] = set()
         self.without: frozenset[int] = frozenset()
+        self.last_marks: Mapping[int, str] = {}
         self._kafka = kafka
         self._follower = follower
         self._node = node
@@ -162,6 +166,7 @@ class Candidacy:
 
         An objection to this node itself stays.
         """
+        self.last_marks = {}
         if not self._is_refused:
             self._error = None
 
@@ -302,31 +307,46 @@ class Candidacy:
         self._is_refused = False
         self.is_answered = True
         self._on_event()
-        known_out = self._follower.state.left_out.ids
-        ends = self._runner.together(
-            [
-                partial(producers.init, number, LEFT_OUT_MS if number in known_out else CALL_MS)
-                for number in range(IDS)
-            ]
-        )
-        failed = {
-            number: end
-            for number, end in enumerate(ends)
-            if end.verdict is not TransactionState.CONTINUE
-        }
+        known_out, last_marks = self._follower.state.left_out.ids, self.last_marks
+        failed = self._init_all(producers, known_out)
         if failed:
             self._error = next(iter(failed.values())).cause
-        fenced = any(end.verdict is TransactionState.FENCED for end in failed.values())
         # What is not known yet to be left out may be by now, where nothing was read.
-        may_lead = self._follower.offset < 0 or failed.keys() <= known_out
+        may_lead = self._follower.offset < 0 or failed.keys() <= known_out | last_marks.keys()
+        fenced = _is_fenced(failed)
         if not fenced and may_lead and len(failed) < IDS:
             self.without = frozenset(failed)
-            return InitsDone(self._clock.monotonic_ms(), token, self.without)
+            return InitsDone(self._clock.monotonic_ms(), token, self.without, last_marks)
         return InitFailed(
             self._clock.monotonic_ms(),
             token,
             TransactionState.FENCED if fenced else TransactionState.UNKNOWN,
         )
+
+    def _init_all(
+        self, producers: ProducersPort, known_out: AbstractSet[int]
+    ) -> dict[int, KafkaCallEnd]:
+        """Inits every id; returns how those ended that could not be.
+
+        What may be done without has less time, unless no other one is left to vouch for it.
+        """
+        spared = known_out | self.last_marks.keys()
+        failed = self._init_ids(
+            producers, {n: LEFT_OUT_MS if n in spared else CALL_MS for n in range(IDS)}
+        )
+        hasty = failed.keys() & spared - known_out
+        if hasty and len(failed.keys() | known_out) == IDS and not _is_fenced(failed):
+            others = {n: end for n, end in failed.items() if n not in hasty}
+            failed = others | self._init_ids(producers, dict.fromkeys(hasty, CALL_MS))
+        return failed
+
+    def _init_ids(
+        self, producers: ProducersPort, times_ms: Mapping[int, int]
+    ) -> dict[int, KafkaCallEnd]:
+        """Inits ids, each within its time; returns how those ended that could not be."""
+        calls = [partial(producers.init, number, ms) for number, ms in times_ms.items()]
+        ends = zip(times_ms, self._runner.together(calls), strict=True)
+        return {n: end for n, end in ends if end.verdict is not TransactionState.CONTINUE}
 
     def _mark(self, producers: ProducersPort, token: str, index: int) -> Event:
         key, value = leader_record(index, self._node, token)
@@ -375,3 +395,7 @@ class Candidacy:
             if self._clock.monotonic() >= deadline:
                 raise ControlUnreadable("the control topic does not show what was committed to it")
             self._runner.pause(READ_AGAIN_S)
+
+
+def _is_fenced(failed: Mapping[int, KafkaCallEnd]) -> bool:
+    return any(end.verdict is TransactionState.FENCED for end in failed.values())

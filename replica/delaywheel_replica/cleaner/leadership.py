@@ -527,6 +527,7 @@ class Leadership:
         if self._forwarder is not None:
             self._forwarder.close()
             self._shown = self._forwarder.state
+            self._candidacy.last_marks = self._forwarder.ids.last_marks(self._shown.leaders)
             self._counters += self._forwarder.counters
             self._forwarder = None
             self._follower.restart()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.candidacy import CALL_MS, LEFT_OUT_MS, Candidacy
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.outside.ports import (
     IDS,
@@ -19,7 +19,7 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
     StoredRecord,
 )
-from delaywheel_replica.core.election.events import ControlRead, Event, ReadFailed
+from delaywheel_replica.core.election.events import ControlRead, Event, InitsDone, ReadFailed
 from delaywheel_replica.core.protocol.control import NodeRecord, leader_record, node_record
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.committing import AtOnce
@@ -334,3 +334,61 @@ def test_what_a_node_is_refused_for_is_reported_though_another_leads(
     assert candidacy.error == str(why)
     candidacy.led_by_another()
     assert candidacy.error == (str(why) if stays else None)
+
+
+class Held(Producers):
+    """Some ids are not inited; `asked` has each id and its time."""
+
+    def __init__(self, topic: LateTopic, held: set[int]) -> None:
+        super().__init__(topic)
+        self._held = held
+        self.asked: list[tuple[int, int]] = []
+
+    def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
+        self.asked.append((number, timeout_ms))
+        is_held = number in self._held
+        return KafkaCallEnd(TransactionState.UNKNOWN if is_held else TransactionState.CONTINUE)
+
+
+class HoldingKafka(LateKafka):
+    """Hands out these producers."""
+
+    def __init__(self, held: set[int]) -> None:
+        super().__init__(LateTopic(0))
+        self.made = Held(self._topic, held)
+
+    def producers(self) -> Held:
+        return self.made
+
+
+ALL = set(range(IDS))
+
+
+@pytest.mark.parametrize(
+    ("held", "own", "without"),
+    [({1}, ALL, {1}), ({1}, ALL - {1}, None), (ALL - {0}, ALL, ALL - {0}), (ALL, ALL, None)],
+)
+def test_who_led_last_asks_shortly_for_what_it_can_do_without(
+    held: set[int], own: set[int], without: set[int] | None
+) -> None:
+    """But for one that has to vouch for the others."""
+    kafka, clock = HoldingKafka(held), Clock()
+    topic = LateTopic(0)
+    topic.mark(0, "t")
+    follower = ControlFollower(LateKafka(topic))  # type: ignore[arg-type]
+    follower.read_to_end(1)
+    candidacy = Candidacy(
+        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
+        follower,
+        node="a",
+        control_topic="control",
+        clock=clock,
+        runner=Pausing(clock),
+    )
+    candidacy.last_marks = dict.fromkeys(own, "t")
+    candidacy.init("u", has_wheels=False)
+    (event,) = candidacy.events()
+    assert (event.without if isinstance(event, InitsDone) else None) == without
+    asked = [(each, LEFT_OUT_MS if each in own else CALL_MS) for each in range(IDS)]
+    again = [(each, CALL_MS) for each in range(IDS)] if held == ALL else []
+    assert sorted(kafka.made.asked) == sorted(asked + again)

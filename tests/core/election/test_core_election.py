@@ -582,3 +582,17 @@ def test_a_candidate_does_without_an_id_that_is_left_out(left_out: frozenset[int
         assert effects == [BecomeLeader(51, state)]
     else:
         assert effects == [DestroyProducers(EndReason.INIT_FAILED)]
+
+
+@pytest.mark.parametrize("token", ["r-0", "other"])
+def test_a_candidate_does_without_what_its_process_was_the_last_to_mark(token: str) -> None:
+    """Nobody else has come to use it since; and nobody had said that it is left out."""
+    election = initialising()
+    election.step(InitsDone(START_MS, "r-1", frozenset({1}), last_marks={0: "r-0", 1: token}))
+    election.step(MarkReport(START_MS, "r-1", 0, TransactionState.COMMITTED))
+    state = control("r-0").apply(*leader_record(0, "a", "r-1"), 51)
+    effects = election.step(ControlRead(START_MS, "r-1", state))
+    if token == "r-0":
+        assert effects == [BecomeLeader(51, state)]
+    else:
+        assert effects == [DestroyProducers(EndReason.INIT_FAILED)]

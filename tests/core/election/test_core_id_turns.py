@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delaywheel_replica.core.election.id_turns import IdState, IdTurns
-from delaywheel_replica.core.protocol.control import LeftOut
+from delaywheel_replica.core.protocol.control import LeaderRecord, LeftOut
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 SOUND, LOOSE, ABANDONED = IdState.SOUND, IdState.LOOSE, IdState.ABANDONED
@@ -108,3 +108,27 @@ def test_an_id_whose_markers_cannot_be_written_is_left_unless_it_is_the_last() -
     assert (turns.usable, turns.is_scarce) == (1, True)
     assert turns.kept(1) == turns
     assert not IdTurns.begun(1).is_scarce
+
+
+@pytest.mark.parametrize(
+    ("verdict", "unsaid"),
+    [
+        (TransactionState.ABORTED, {1, 2}),
+        (TransactionState.ABANDONED, {1, 2}),
+        (TransactionState.UNKNOWN, {2}),
+        (TransactionState.FENCED, {2}),
+        (COMMITTED, {2}),
+        (TransactionState.COMMITTED_LOOSE, {2}),
+    ],
+)
+def test_what_may_have_been_left_out_is_not_the_processs_own_any_more(
+    verdict: TransactionState, unsaid: set[int]
+) -> None:
+    """Another leader may do without it, and come to use it again, without a mark."""
+    leaders = {each: LeaderRecord("a", "t", each) for each in range(3)}
+    turns = IdTurns.begun(3, left_out={0}).ended(1, TransactionState.ABANDONED)
+    assert turns.last_marks(leaders) == {1: "t", 2: "t"}
+    turns = turns.ended(2, verdict)
+    if verdict.is_committed:
+        unsaid = unsaid | {0}
+    assert turns.last_marks(leaders).keys() == unsaid

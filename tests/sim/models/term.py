@@ -7,7 +7,7 @@ message, and then the progress that takes account of it.
 
 A leader inits an id again within its term (core/election/id_turns.py), and goes on with the other.
 It says meanwhile that the id is left out: a candidate whose init of it is held, whether Kafka has
-carried it out or not, does without.
+carried it out or not, does without. One whose node led last does so too where nobody has said it.
 
 Requests that a node no longer waits for stay around, to be carried out at any time
 or never: inits, records, and ends of transactions, because the node gave up, or because the library
@@ -198,6 +198,7 @@ class Machine:
             election._mark,
             election._candidacies,
             election._without,
+            tuple(sorted(election._last_marks.items())),
         )
         return cls(election, now_ms, key)
 
@@ -217,6 +218,8 @@ class Candidate(NamedTuple):
         to_init: the ids that are not inited yet.
         without: the ids whose inits are held.
         left_out: the ids that are left out, as it knows.
+        marks: the marks of its term, as it read them.
+        last_marks: ids that it may do without, as it led last, and their marks.
         produced: records of its transaction that Kafka has taken.
         known: the progress that it knows.
         epochs: the producer epoch of each of its ids; none: that of its candidacy.
@@ -230,6 +233,8 @@ class Candidate(NamedTuple):
     to_init: frozenset[int] = frozenset()
     without: frozenset[int] = frozenset()
     left_out: frozenset[int] = frozenset()
+    marks: tuple[str, ...] = ()
+    last_marks: tuple[tuple[int, str], ...] = ()
     produced: int = 0
     known: int = 0
     epochs: tuple[str, ...] = ("",) * IDS
@@ -343,7 +348,9 @@ class TermModel:
             case ReadControl():
                 event = ControlRead(candidate.machine.now_ms, candidate.token, _seen(state.kafka))
                 known = candidate._replace(
-                    known=state.kafka.progress, left_out=state.kafka.left_out
+                    known=state.kafka.progress,
+                    left_out=state.kafka.left_out,
+                    marks=state.kafka.marks,
                 )
                 yield "reads", self._notified(state, index, known, event)
             case CommitMark() | IdleCommit():
@@ -404,10 +411,10 @@ class TermModel:
             kafka, _ = state.kafka.carry_out(request)
             left = candidate._replace(to_init=candidate.to_init - {one})
             yield f"inits {one}", self._inited(state._replace(kafka=kafka), index, left)
-            if not state.held or candidate.without:
+            if not state.held or len(candidate.without) == IDS - 1:
                 continue
             left, held = (
-                left._replace(without=frozenset({one})),
+                left._replace(without=candidate.without | {one}),
                 state._replace(held=state.held - 1),
             )
             yield f"init {one} is held", self._inited(held, index, left)
@@ -431,7 +438,8 @@ class TermModel:
     def _inited(self, state: State, index: int, candidate: Candidate) -> State:
         if candidate.to_init:
             return self._with(state, index, candidate)
-        done = InitsDone(candidate.machine.now_ms, candidate.token, candidate.without)
+        last_marks = dict(candidate.last_marks)
+        done = InitsDone(candidate.machine.now_ms, candidate.token, candidate.without, last_marks)
         return self._notified(state, index, candidate, done)
 
     def _transacts(self, state: State, index: int) -> Iterator[tuple[str, State]]:
@@ -501,6 +509,7 @@ class TermModel:
 
     def _notified(self, state: State, index: int, candidate: Candidate, event: Event) -> State:
         """Passes an event to a candidate, which begins what it then wants."""
+        has_led = candidate.machine.election.phase in IN_TERM
         machine, effects = candidate.machine.step(event)
         candidate = candidate._replace(machine=machine, effect=None, produced=0)
         for effect in effects:
@@ -518,7 +527,11 @@ class TermModel:
                     )
                     candidate = candidate._replace(turns=turns)
                 case DestroyProducers():
-                    candidate = Candidate(machine, known=candidate.known)
+                    left = candidate.last_marks
+                    if has_led:
+                        marks = _leaders(candidate.marks, 0)
+                        left = tuple(sorted(candidate.turns.last_marks(marks).items()))
+                    candidate = Candidate(machine, known=candidate.known, last_marks=left)
         return self._with(state, index, candidate)
 
     def _with(self, state: State, index: int, candidate: Candidate) -> State:
@@ -538,13 +551,16 @@ def _tick(now_ms: int) -> ElectionTick:
 
 def _seen(kafka: Kafka) -> ControlState:
     """Returns what a reader sees; only the order of offsets counts."""
-    leaders = {
-        index: LeaderRecord(token.partition("-")[0], token, int(index == kafka.newest))
-        for index, token in enumerate(kafka.marks)
-        if token
-    }
     return ControlState(
         progress=Progress(kafka.progress, None),
-        leaders=leaders,
+        leaders=_leaders(kafka.marks, kafka.newest),
         left_out=LeftOut(kafka.left_out),
     )
+
+
+def _leaders(marks: tuple[str, ...], newest: int) -> dict[int, LeaderRecord]:
+    return {
+        index: LeaderRecord(token.partition("-")[0], token, int(index == newest))
+        for index, token in enumerate(marks)
+        if token
+    }

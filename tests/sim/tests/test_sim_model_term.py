@@ -1,5 +1,6 @@
 """Candidacies against every interleaving of two nodes over two transactional ids."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -26,7 +27,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
     TransactionState,
 )
 from sim.models.catalogue import TERMS, exhausted, name_of
-from sim.models.term import IDS, Kafka, TermModel, _seen
+from sim.models.term import IDS, Kafka, State, TermModel, _seen
 
 
 @pytest.mark.parametrize("model", TERMS, ids=name_of)
@@ -108,3 +109,51 @@ def test_going_on_with_an_id_that_was_left_out_is_found() -> None:
     with patch.object(IdTurns, "kept", still_sound):
         found = exhausted(TermModel(candidacies=2, transactions=2, late=0, held=2)).found
     assert found.wrong is not None
+
+
+def test_doing_without_an_id_that_another_has_marked_since_is_found() -> None:
+    """The process has led before, but not last: who leads goes on with that id."""
+
+    def whoever_led(self: Election, state: ControlState, number: int) -> bool:
+        return number in state.left_out.ids or number in self._last_marks
+
+    with patch.object(Election, "_may_lack", whoever_led):
+        found = exhausted(TermModel(candidacies=3, transactions=2, late=0, held=1)).found
+    assert found.wrong == "message 1 is visible after message 1"
+
+
+def led(model: TermModel, state: State, *moves: str) -> State:
+    """Carries out moves of these names; `commits` stands for a whole transaction."""
+    for move in moves:
+        name, is_whole = move.removesuffix(" commits"), move.endswith(" commits")
+        while True:
+            found = dict(model.moves(state))
+            produces = [each for each in found if each.startswith(f"{name} produces ")]
+            plain = [each for each in produces if "hears" not in each]
+            state = found[(plain or [f"{name} commits: ok"])[0] if is_whole else move]
+            if not (is_whole and plain):
+                break
+    return state
+
+
+def test_doing_without_an_id_of_which_it_was_said_that_it_is_left_out_is_found() -> None:
+    """The next leader has taken it in again, goes on with it, and has never marked it."""
+    model = TermModel(transactions=9, renewals=1, held=3)
+    way = (
+        *("a stands", "a inits 0", "a inits 1", "a commits", "a commits", "a reads"),
+        *("a leaves 1 out", "a goes on", "a commits"),
+        *("b stands", "b inits 0", "b init 1 is held", "b commits", "b reads"),
+        *("b begins to init 1 again", "b inits 1 again", "b has inited 1 again"),
+        *("b goes on", "b commits", "a goes on", "a produces: fenced"),
+        *("a stands", "a inits 0", "a init 1 is held", "a commits", "a reads"),
+    )
+
+    def everything(self: IdTurns, leaders: Mapping[int, LeaderRecord]) -> dict[int, str]:
+        del self
+        return {each: mark.token for each, mark in leaders.items()}
+
+    with patch.object(IdTurns, "last_marks", everything):
+        state = led(model, model.start, *way)
+        state = led(model, state, "a goes on", "a commits", "b goes on", "b commits")
+    assert state.kafka.wrong == "message 3 is visible after message 3"
+    assert "a goes on" not in dict(model.moves(led(model, model.start, *way)))

@@ -3,7 +3,8 @@
 `TRANSITIONS` and `ENDINGS` are the tables that `delaywheel_replica.core.election.machine` runs on.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from delaywheel_replica.core.protocol.control import ControlState
@@ -117,11 +118,14 @@ class InitsDone:
         now_ms: The monotonic clock.
         token: The candidacy's token.
         without: Those that were not.
+        last_marks: Ids that this process may do without, as it led last, with the tokens under
+            which they have to be marked still (core/election/id_turns.py).
     """
 
     now_ms: int
     token: str
     without: frozenset[int] = frozenset()
+    last_marks: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,20 +47,27 @@ topic which ids are LEFT OUT, and a candidate may do without an id that it canno
 | RENEWED | it is not, with the commit that vouches for it | cannot lead, from that commit on |
 | of a new leader, inited, but left out | as RENEWED | as there |
 | of a new leader, not inited | as ABANDONED: it is inited again within the term | as there |
+| any, of a process that led last | it is not left out, nor may be | leads without, if it is that |
+|   |   | process, and none has marked it since |
 
 Why that is safe. Whoever uses such an id again has committed with another id, after its init, that
 the id is not left out. The candidate inits those others, and reads the control topic after that: if
 that commit came before, it reads so, and does not lead; if not, the commit is fenced. What was open
 of the id was never asked to be committed, and never will be.
+
+The last row is for a term that has lost all its ids before it could say so. A process that has led
+and leads no more has nothing under way but what ends before it can read its own marks: its last
+transaction is open in the control topic until it is decided. And nobody else has led since: whoever
+does without an id that is not left out marks it first, all but this process itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from delaywheel_replica.core.protocol.control import LeftOut
+from delaywheel_replica.core.protocol.control import LeaderRecord, LeftOut
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 
@@ -75,6 +82,7 @@ class IdState(StrEnum):
 
 
 _VOUCHING = (IdState.SOUND, IdState.LOOSE)
+_NEVER_COMMITTED = (TransactionState.ABORTED, TransactionState.ABANDONED)
 _AFTER = {
     TransactionState.COMMITTED_LOOSE: IdState.LOOSE,
     TransactionState.ABANDONED: IdState.ABANDONED,
@@ -88,12 +96,14 @@ class IdTurns:
     Attributes:
         abandoned: Those not inited again since a transaction was abandoned, or an init failed.
         unmarked: Those that this leader could not init as a candidate.
+        said: Those of which it is committed, or may be, that they are left out.
     """
 
     states: tuple[IdState, ...]
     latest: int = -1
     abandoned: frozenset[int] = frozenset()
     unmarked: frozenset[int] = frozenset()
+    said: frozenset[int] = frozenset()
 
     @classmethod
     def begun(
@@ -120,7 +130,8 @@ class IdTurns:
                 return IdState.RENEWED
             return IdState.LOOSE if each in loose else IdState.SOUND
 
-        return cls(tuple(map(state_of, range(ids))), abandoned=without, unmarked=without)
+        states = tuple(map(state_of, range(ids)))
+        return cls(states, abandoned=without, unmarked=without, said=frozenset(left_out))
 
     @property
     def usable(self) -> int | None:
@@ -153,6 +164,17 @@ class IdTurns:
         """What the next transaction has to say."""
         return LeftOut(self.abandoned, self.unmarked)
 
+    def last_marks(self, leaders: Mapping[int, LeaderRecord]) -> dict[int, str]:
+        """Returns what the process of this term may do without once it has ended.
+
+        Args:
+            leaders: The marks that were read as it began.
+
+        Returns:
+            For each such id the token under which it still has to be marked.
+        """
+        return {each: mark.token for each, mark in leaders.items() if each not in self.said}
+
     @property
     def is_scarce(self) -> bool:
         """Whether there is one left at most that Kafka does not keep, as far as is known."""
@@ -169,10 +191,14 @@ class IdTurns:
         if verdict.is_committed:
             states = [_vouched_for(state) for state in states]
         states[number] = _AFTER.get(verdict, states[number])
-        abandoned = self.abandoned
+        abandoned, said = self.abandoned, self.said
+        if verdict.is_committed:
+            said = abandoned
+        elif verdict not in _NEVER_COMMITTED:
+            said |= abandoned
         if states[number] is IdState.ABANDONED:
             abandoned |= {number}
-        return replace(self, states=tuple(states), latest=number, abandoned=abandoned)
+        return replace(self, states=tuple(states), latest=number, abandoned=abandoned, said=said)
 
     def kept(self, number: int) -> IdTurns:
         """Returns what follows when Kafka cannot write the markers of a committed transaction.

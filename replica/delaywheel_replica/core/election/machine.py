@@ -3,7 +3,7 @@
 Safety rests on Kafka's fencing alone. A candidate inits **all** transactional ids, then commits,
 one after another, a mark with each (its token is new for every candidacy), and reads the control
 topic to its end: it leads only if its own token is the newest with every id, but for those that a
-leader has left out (id_turns.py). Anything unknown on
+leader has left out, or that this process was the last to use (id_turns.py). Anything unknown on
 the way (a timeout, a retry) ends the candidacy; any re-init is a whole new one. Liveness rests on
 the required silence: how long no leader must be heard before a node stands, and how old a leader's
 last commit may be.
@@ -33,7 +33,9 @@ Invariants:
   leadership that ends unasked, and falls only under a leader that lasts, its own or another's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 from zlib import crc32
 
@@ -61,6 +63,7 @@ from delaywheel_replica.core.election.events import (
     Stop,
     TransactionReport,
 )
+from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.messages import PrevoteRequest
 from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, Action, TransactionState
 
@@ -139,6 +142,7 @@ class Election:
         # The next mark to be reported, and the ids that are done without.
         self._mark = 0
         self._without: frozenset[int] = frozenset()
+        self._last_marks: Mapping[int, str] = {}
         # Wall clock minus monotonic clock when this candidacy began.
         self._clock_offset_ms = 0
         self._epoch: int | None = None
@@ -227,7 +231,7 @@ class Election:
                 return self._tick(event)
             case InitsDone():
                 self._phase = ElectionPhase.MARKING
-                self._without = event.without
+                self._without, self._last_marks = event.without, event.last_marks
                 self._last_commit_ms, self._recent_ms = event.now_ms, ()
                 return self._mark_with(0)
             case InitFailed():
@@ -367,9 +371,9 @@ class Election:
         """Makes this node the leader only if its own tokens are the newest with every id.
 
         It may lack one that the leader before it did without, and would have come to use again only
-        after a commit with another id.
+        after a commit with another id; or that this process was the last to mark, and to use.
         """
-        if not self._without <= read.state.left_out.ids:
+        if not all(map(partial(self._may_lack, read.state), self._without)):
             return self._end(EndReason.INIT_FAILED, read.now_ms)
         leader = read.state.leader(self._config.ids, without=self._without)
         if leader is None or not read.state.marked(self._token):
@@ -382,6 +386,11 @@ class Election:
         # What was just read proves as much as a commit would.
         self._last_commit_ms = read.now_ms
         return [BecomeLeader(leader.epoch, read.state)]
+
+    def _may_lack(self, state: ControlState, number: int) -> bool:
+        mark = state.leaders.get(number)
+        is_ours = mark is not None and mark.token == self._last_marks.get(number)
+        return number in state.left_out.ids or is_ours
 
     def _why_not_in_term(self, tick: ElectionTick) -> EndReason | None:
         """Returns why this leader must step down, or None; checked before each transaction."""
