@@ -50,7 +50,7 @@ from delaywheel_replica.core.election.events import (
     Stop,
     TransactionReport,
 )
-from delaywheel_replica.core.election.id_turns import IdTurns
+from delaywheel_replica.core.election.id_turns import RESERVED, IdTurns
 from delaywheel_replica.core.election.machine import IDLE_COMMIT_MS, Election, ElectionConfig
 from delaywheel_replica.core.election.witnesses import contradiction
 from delaywheel_replica.core.ingress.partition import unread_bound
@@ -552,6 +552,9 @@ class Leadership:
         planned, was_long = self._plan(forwarder, server, now_ms)
         if not (self._commit_wanted or was_long or planned):
             return self._wait_s(forwarder, now_ms)
+        if planned.plan.is_at_risk and forwarder.ids.spares_reserved:
+            self._vouch(forwarder, RESERVED)
+            return 0.0
         done = self._transact(forwarder, planned, server, now_ms)
         if self._election.phase not in IN_TERM:
             return TICK_S
@@ -581,11 +584,15 @@ class Leadership:
         voucher = forwarder.ids.voucher
         if voucher is not None and (forwarder.ids.awaits_voucher or self._commit_wanted):
             self._commit_wanted = False
-            began_ms = self._clock.monotonic_ms()
-            with self._waits_for_kafka() as timeout_ms:
-                end = forwarder.vouch(voucher, timeout_ms)
-            self._report(end.verdict, end.cause, self._clock.monotonic_ms() - began_ms)
+            self._vouch(forwarder, voucher)
         return False
+
+    def _vouch(self, forwarder: Forwarder, number: int) -> None:
+        """Commits one record, by which other ids can be used."""
+        began_ms = self._clock.monotonic_ms()
+        with self._waits_for_kafka() as timeout_ms:
+            end = forwarder.vouch(number, timeout_ms)
+        self._report(end.verdict, end.cause, self._clock.monotonic_ms() - began_ms)
 
     @contextmanager
     def _waits_for_kafka(self) -> Iterator[int]:

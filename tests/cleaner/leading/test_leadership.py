@@ -16,14 +16,18 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import candidacy
+from delaywheel_replica.cleaner.delivery.dead_letters import Plan
+from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.leadership import LED_TICK_S, TICK_S, Leadership
 from delaywheel_replica.cleaner.outside.ports import (
     ANSWER_MS,
     IDS,
     Checked,
+    KafkaCallEnd,
     LeadingRefused,
     Record,
 )
+from delaywheel_replica.core.election.id_turns import RESERVED
 from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
 from delaywheel_replica.core.protocol.control import (
@@ -44,6 +48,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import TransactionSta
 from sim.kafka.log import TOMBSTONE_US
 from sim.kafka.ports import SimKafkaClient
 from sim.kafka.producers import SimProducers
+from support.cleaner.committing import AllGoes
 from support.cleaner.place import NAMES, Place
 from support.core.values import heartbeat, wheel_heartbeat
 
@@ -277,6 +282,62 @@ def test_who_lags_a_second_hands_over_to_who_holds_more(place: Place) -> None:
     assert 1.0 <= place.until(lambda: not place.in_term()) < 1.3
     place.heartbeats["a"] = heartbeat("a", draining=True, wheels={B1: wheel_heartbeat(5)})
     assert place.until(place.in_term, within_s=8) > 2 * MIN_SILENCE_MS / 1000
+
+
+def test_who_has_lost_all_ids_leads_again_without_those_that_kafka_keeps(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing had said that these are left out: a transaction was abandoned with each."""
+    place.lead()
+    init, commit, kept = SimProducers.init, SimProducers.commit, {1, 2}
+
+    def keeping(self: SimProducers, number: int, timeout_ms: int) -> KafkaCallEnd:
+        if number in kept:
+            return KafkaCallEnd(TransactionState.UNKNOWN, "CONCURRENT_TRANSACTIONS")
+        return init(self, number, timeout_ms)
+
+    def abandoning(*_: object) -> KafkaCallEnd:
+        return KafkaCallEnd(TransactionState.ABANDONED)
+
+    monkeypatch.setattr(SimProducers, "init", keeping)
+    monkeypatch.setattr(SimProducers, "commit", abandoning)
+    place.until(lambda: not place.in_term())
+    monkeypatch.setattr(SimProducers, "commit", commit)
+    place.until(place.in_term, within_s=SOON_S)
+    place.until(lambda: place.view.state.left_out.ids == kept)
+    assert any("Kafka keeps 2 of 3" in warning for warning in place.view.warnings)
+    kept.clear()
+    place.until(lambda: not place.view.state.left_out.ids)
+    assert not place.view.warnings
+    place.never(lambda: not place.in_term(), for_s=5)
+
+
+def test_what_a_broker_that_leaves_may_keep_goes_with_another_id_than_the_reserved(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.lead()
+    begin, numbers = SimProducers.begin, list[int]()
+
+    def noting(self: SimProducers, number: int) -> None:
+        numbers.append(number)
+        begin(self, number)
+
+    monkeypatch.setattr(SimProducers, "begin", noting)
+    monkeypatch.setattr(AllGoes, "plan", lambda _, rows, __: Plan(rows, is_at_risk=True))
+    place.until(lambda: len(numbers) > 6)
+    assert set(numbers) == set(range(IDS)) - {RESERVED}
+    forwarder = place.leadership._forwarder
+    assert forwarder is not None
+
+    def renewing_others(_: AllGoes, rows: DueRows, __: object) -> Plan:
+        if not numbers:
+            forwarder.ids = forwarder.ids.renewing(1).renewing(2).renewed(1, is_ready=True)
+        return Plan(rows, is_at_risk=True)
+
+    numbers.clear()
+    monkeypatch.setattr(AllGoes, "plan", renewing_others)
+    place.until(lambda: len(numbers) > 3)
+    assert numbers[:3] == [RESERVED, 1, 1]
 
 
 def test_what_ended_a_term_is_history_once_another_leads(place: Place) -> None:

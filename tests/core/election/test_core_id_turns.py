@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delaywheel_replica.core.election.id_turns import IdState, IdTurns
+from delaywheel_replica.core.election.id_turns import RESERVED, IdState, IdTurns
 from delaywheel_replica.core.protocol.control import LeaderRecord, LeftOut
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
@@ -103,11 +103,47 @@ def test_an_id_whose_markers_cannot_be_written_is_left_unless_it_is_the_last() -
     turns = IdTurns.begun(3).kept(2)
     assert turns.states == (SOUND, SOUND, ABANDONED)
     assert turns.left_out.ids == {2}
-    assert not turns.is_scarce
     turns = turns.kept(0)
-    assert (turns.usable, turns.is_scarce) == (1, True)
+    assert turns.usable == 1
     assert turns.kept(1) == turns
-    assert not IdTurns.begun(1).is_scarce
+
+
+def test_the_reserved_id_is_risked_only_where_no_other_is_sound() -> None:
+    turns = IdTurns.begun(3)
+    for usable, at_risk in [(0, 1), (2, 2), (0, 1)]:
+        assert (turns.usable, turns.usable_at_risk) == (usable, at_risk)
+        turns = turns.ended(at_risk, COMMITTED)
+    turns = turns.renewing(1).renewing(2)
+    assert (turns.usable_at_risk, turns.is_scarce, turns.spares_reserved) == (
+        RESERVED,
+        False,
+        False,
+    )
+    turns = turns.renewed(2, is_ready=True)
+    assert turns.spares_reserved
+    turns = turns.ended(RESERVED, COMMITTED)
+    assert (turns.usable_at_risk, turns.spares_reserved) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("states", "is_scarce"),
+    [
+        ((SOUND, SOUND, ABANDONED), False),
+        ((LOOSE, SOUND, ABANDONED), False),
+        ((RENEWING, SOUND, ABANDONED), True),
+        ((ABANDONED, SOUND, SOUND), False),
+        ((ABANDONED, SOUND, ABANDONED), True),
+        ((SOUND, RENEWED, ABANDONED), True),
+        ((SOUND, ABANDONED, ABANDONED), True),
+        ((LOOSE, RENEWED, ABANDONED), True),
+        ((SOUND,), False),
+    ],
+)
+def test_while_ids_are_kept_neither_the_reserved_one_nor_the_last_is_risked(
+    states: tuple[IdState, ...], *, is_scarce: bool
+) -> None:
+    abandoned = frozenset(each for each, state in enumerate(states) if state is ABANDONED)
+    assert IdTurns(states, abandoned=abandoned).is_scarce == is_scarce
 
 
 @pytest.mark.parametrize(

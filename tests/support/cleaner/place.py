@@ -13,7 +13,7 @@ from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.due.reader import DueReader, Step
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
-from delaywheel_replica.cleaner.outside.ports import ProducersPort
+from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort
 from delaywheel_replica.cleaner.row_keeper import View
 from delaywheel_replica.core.election.machine import ElectionConfig
 from delaywheel_replica.core.leader.duties import Cluster
@@ -96,7 +96,7 @@ class Place:
             runner=Tasks(self.scheduler, self.scheduler.process("a")),
             init_runner=Tasks(self.scheduler, self.scheduler.process("a")),
         )
-        config = ElectionConfig(run="a-1", nodes=len(NODES), required=required)
+        config = ElectionConfig(run="a-1", ids=IDS, nodes=len(NODES), required=required)
         self.leadership = Leadership(config, candidacy, follower, self._forwarder, clock=self.clock)
         self.scheduler.spawn("a", self._run)
 

@@ -11,7 +11,7 @@ Checked before anything is produced:
 |   | patience lasts. Where that is not possible: wait as long as troubles.py allows; then dead |
 |   | letters, until it is well |
 | topic well, but not once any of its brokers leaves; and | deferred likewise; then it is tried |
-|   | Kafka keeps all ids but one (id_turns.py), which that might cost |   |
+|   | Kafka keeps ids, and that might cost one too many (id_turns.py) |   |
 | a message that its topic would refuse (suitability.py) | dead letter |
 | a message that has expired (expiring.py), whatever its topic is like | dead letter |
 | found guilty by a search | dead letter |
@@ -115,6 +115,7 @@ class Plan:
             outdated: a topic got more partitions, or a transaction failed although nothing is wrong
             with its messages.
         partitions: How many each topic has, where that is known.
+        is_at_risk: A broker that leaves may keep the transactional id.
     """
 
     rows: DueRows
@@ -123,6 +124,7 @@ class Plan:
     batch_limits: Mapping[str, int] = field(default_factory=dict)
     look_up: frozenset[str] = frozenset()
     partitions: Mapping[str, int] = field(default_factory=dict)
+    is_at_risk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ class DeadLetters:
     """Decides for each step; called only by the leader's main thread.
 
     Attributes:
-        is_careful: Messages had better not go where a broker that leaves may keep the last id.
+        is_careful: Messages had better not go where a broker that leaves may keep the id.
     """
 
     def __init__(
@@ -356,14 +358,30 @@ class DeadLetters:
             return held
         if self.is_careful and taken_in:
             stuck |= self._spared(rows, topics)
-        return self._divide(rows, topics, stuck, taken_in, now)
+        plan = self._divide(rows, topics, stuck, taken_in, now)
+        if isinstance(plan, Plan) and self._needs_all_brokers(plan.rows, topics):
+            return replace(plan, is_at_risk=True)
+        return plan
+
+    def _needs_all_brokers(self, rows: DueRows, topics: Mapping[str, Topic]) -> bool:
+        """Whether some of these go where any broker's absence counts, unlike what we write."""
+        used = (topics.get(name) for name in rows.topic_names())
+        if not any(topic is not None and topic.needs_all_brokers for topic in used):
+            return False
+        return self._patience is not None and not self._ingress_needs_all_brokers
+
+    @property
+    def _ingress_needs_all_brokers(self) -> bool:
+        """Whether our own topics go no safer way, as far as is known."""
+        assert self._patience is not None
+        ingress = self._topics.find({self._patience.ingress}).get(self._patience.ingress)
+        return ingress is None or ingress.needs_all_brokers
 
     def _spared(self, rows: DueRows, topics: Mapping[str, Topic]) -> NDArray[np.bool_]:
         """Returns which messages had better be deferred, though their topics are well."""
         assert self._patience is not None
         spared = np.zeros(len(rows), np.bool_)
-        ingress = self._topics.find({self._patience.ingress})[self._patience.ingress]
-        if ingress.needs_all_brokers:  # they would go no safer way
+        if self._ingress_needs_all_brokers:
             return spared
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]

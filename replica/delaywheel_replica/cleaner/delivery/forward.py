@@ -315,7 +315,7 @@ class Forwarder:
         )
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
-        number = self._usable_id
+        number = self._id_for(planned.plan)
         self._sent_bytes, self._written = 0, planned.plan.rows
         self._last[number] = self._written
         if planned.plan.look_up:
@@ -395,9 +395,8 @@ class Forwarder:
             most_bytes=self._pace.limits.max_bytes,
         )
 
-    @property
-    def _usable_id(self) -> int:
-        number = self.ids.usable
+    def _id_for(self, plan: Plan) -> int:
+        number = self.ids.usable_at_risk if plan.is_at_risk else self.ids.usable
         assert number is not None  # whoever begins a transaction has looked
         return number
 

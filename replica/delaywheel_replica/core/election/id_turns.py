@@ -50,6 +50,11 @@ topic which ids are LEFT OUT, and a candidate may do without an id that it canno
 | any, of a process that led last | it is not left out, nor may be | leads without, if it is that |
 |   |   | process, and none has marked it since |
 
+So that an outage keeps not all of them, one is reserved: as long as another is sound, it carries no
+message whose partition is closed while any one of its brokers is away (`usable_at_risk`), and it
+vouches for a renewed one first. Once an id is left out, no message goes that might cost the last
+one that can vouch, or the reserved one (`is_scarce`).
+
 Why that is safe. Whoever uses such an id again has committed with another id, after its init, that
 the id is not left out. The candidate inits those others, and reads the control topic after that: if
 that commit came before, it reads so, and does not lead; if not, the commit is fenced. What was open
@@ -80,6 +85,9 @@ class IdState(StrEnum):
     RENEWING = "renewing"
     RENEWED = "renewed"
 
+
+RESERVED = 0
+"""The id that carries such messages only where no other can."""
 
 _VOUCHING = (IdState.SOUND, IdState.LOOSE)
 _NEVER_COMMITTED = (TransactionState.ABORTED, TransactionState.ABANDONED)
@@ -136,9 +144,24 @@ class IdTurns:
     @property
     def usable(self) -> int | None:
         """The id of the next transaction; None: there is none at present."""
+        return next(iter(self._sound), None)
+
+    @property
+    def usable_at_risk(self) -> int | None:
+        """The same, if that may be kept by Kafka once a broker leaves."""
+        return min(self._sound, key=lambda each: each == RESERVED, default=None)
+
+    @property
+    def spares_reserved(self) -> bool:
+        """Whether the reserved id vouches first: then another one may be risked."""
+        return self.usable_at_risk == RESERVED and self.awaits_voucher
+
+    @property
+    def _sound(self) -> list[int]:
+        """Those that may be used, in their turns."""
         count = len(self.states)
         order = ((self.latest + step) % count for step in range(1, count + 1))
-        return next((each for each in order if self.states[each] is IdState.SOUND), None)
+        return [each for each in order if self.states[each] is IdState.SOUND]
 
     @property
     def voucher(self) -> int | None:
@@ -177,8 +200,11 @@ class IdTurns:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether there is one left at most that Kafka does not keep, as far as is known."""
-        return len(self.abandoned) >= len(self.states) - 1 > 0
+        """Whether ids are kept by Kafka, as far as is known, and no other one may be risked."""
+        risked = self.usable_at_risk
+        if risked is None or risked == RESERVED:
+            return bool(self.abandoned)
+        return bool(self.abandoned) and not self._has_other(risked)
 
     @property
     def is_lost(self) -> bool:
