@@ -197,6 +197,8 @@ def test_a_transaction_is_given_up_that_went_to_a_partition_which_takes_nothing(
     assert judging.are_untaken(anywhere), "it may have gone there"
     assert not judging.are_untaken(keyed(kafka, [None], [1])), "the next plan sends it elsewhere"
     assert not judging.are_untaken(one_each.take(np.array([], int)))
+    kafka.topics["half"] = replace(kafka.topics["half"], fewest=3)
+    assert not judging.are_untaken(one_each), "another broker comes to lead it, within seconds"
 
 
 def test_a_topic_that_cost_a_transaction_is_not_at_once_believed_to_be_well() -> None:
@@ -234,6 +236,10 @@ def test_with_one_id_left_what_a_broker_may_take_with_it_is_deferred_until_patie
     assert planned() == ({"many"}, 1, False)
     assert judging.unavailable == ()
     assert planned(before_s=PATIENCE_S) == ({"few", "many"}, 0, True)
+    kafka.topics["few"] = replace(BAD, fewest=1, partitions=4, troubled=frozenset({0}))
+    assert planned() == ({"many"}, 1, False), "its other partitions are no safer"
+    kafka.topics["few"] = few
+    kafka.now += DOUBTED_S
     kafka.topics[NAMES.ingress] = few
     assert planned() == ({"few", "many"}, 0, False), "no way is safer"
 

@@ -278,14 +278,16 @@ class DeadLetters:
     def are_untaken(self, rows: DueRows) -> bool:
         """Whether some of these messages went where nothing is taken now, by Kafka's word.
 
-        Asked while it does not answer their transaction: each time it is asked about their topics.
-        Where a message that may go anywhere went is not known.
+        Not where another broker can come to lead: that passes within the transaction's time. Asked
+        while Kafka does not answer that: each time it is asked about the topics. Where a message
+        that may go anywhere went is not known.
         """
         names, now = rows.topic_names(), self._monotonic()
         topics = self._look_at(names, now)
         self._topics.ask(names)
         routed, stuck = self._routed(rows, topics)
         untaken = rows.take(stuck | (routed.partitions != rows.partitions)).topic_names()
+        untaken = {name for name in untaken if name not in topics or not topics[name].may_move}
         for name in untaken:
             self._troubles.doubt(name, now)
         return bool(untaken)
@@ -378,7 +380,7 @@ class DeadLetters:
         return ingress is None or ingress.needs_all_brokers
 
     def _spared(self, rows: DueRows, topics: Mapping[str, Topic]) -> NDArray[np.bool_]:
-        """Returns which messages had better be deferred, though their topics are well."""
+        """Returns which messages had better be deferred, though their partitions are well."""
         assert self._patience is not None
         spared = np.zeros(len(rows), np.bool_)
         if self._ingress_needs_all_brokers:
@@ -386,8 +388,7 @@ class DeadLetters:
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]
             topic = topics.get(name)
-            is_well = self._troubles.cause(name) is None
-            if topic is None or not (is_well and topic.needs_all_brokers and self._defers(name)):
+            if topic is None or not (topic.needs_all_brokers and self._defers(name)):
                 continue
             mine = np.flatnonzero(rows.topic_numbers == number)
             dues_ms = self._patience.next_dues_ms(rows.take(mine), 0, self._wall_ms())

@@ -140,6 +140,11 @@ class Topic:
         return 0 < self.fewest <= max(1, least)
 
     @property
+    def may_move(self) -> bool:
+        """Whether each partition is known to have replicas enough to be led by another broker."""
+        return self.fewest > 0 and not self.needs_all_brokers
+
+    @property
     def confirmed(self) -> bool:
         """Whether this answer may be acted on."""
         if self.state is not TopicState.MISSING or self.missing_since is None:
