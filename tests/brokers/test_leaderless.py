@@ -7,9 +7,8 @@ import threading
 import pytest
 from confluent_kafka import Producer, TopicCollection
 
-from delaywheel.consumer import ConsumerTrouble, RetryConsumer
+from delaywheel.consumer import ConsumerEvents, ConsumerTrouble, RetryConsumer
 from delaywheel.consumer.engine import held_up
-from delaywheel.consumer.kafka import member, transaction
 from delaywheel.ingress import ingress_topic
 from delaywheel.kafka_admin import KafkaAdmin
 from local.loopback.brokers import Brokers
@@ -20,8 +19,19 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 WRITTEN, OTHER = 0, 1
 AWAY = 3
+UNABLE = "no leader, or too few replicas in sync, of a partition"
 PATIENT_S = 120.0
 """On busy brokers; nothing here tests how fast they are."""
+
+
+class FailedCommits(ConsumerEvents):
+    """What is said of transactions that fail."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def commit_failed(self, why: str) -> None:
+        self.texts.append(why)
 
 
 def test_a_partition_without_leader_holds_up_who_writes_there_alone(
@@ -36,7 +46,7 @@ def test_a_partition_without_leader_holds_up_who_writes_there_alone(
     wait_until("it has one copy", lambda: brokers.copies(bills) == {0: [AWAY]})
     producer = Producer({"bootstrap.servers": brokers.address})
     admin = KafkaAdmin({"bootstrap.servers": brokers.address, "log_level": 0})
-    sent = 0
+    sent, failed = 0, FailedCommits()
 
     def send(count: int = 10) -> None:
         nonlocal sent
@@ -47,7 +57,12 @@ def test_a_partition_without_leader_holds_up_who_writes_there_alone(
         producer.flush()
 
     with RetryConsumer(
-        orders, group="g", bootstrap=brokers.address, cluster=cluster_id, retry=()
+        orders,
+        group="g",
+        bootstrap=brokers.address,
+        cluster=cluster_id,
+        retry=(),
+        events=failed,
     ) as consumer:
 
         def handle() -> None:
@@ -62,9 +77,6 @@ def test_a_partition_without_leader_holds_up_who_writes_there_alone(
         wait_until("all are done", lambda: consumer.counts.done == 2 * sent, timeout_s=PATIENT_S)
         # Any broker is named as the controller, and a client believed it for five minutes.
         wait_until("it is named", lambda: admin.list_topics(orders).controller_id == AWAY)
-        # Only now: brokers that have just been started need longer for their first transactions.
-        monkeypatch.setattr(transaction, "CALL_S", 3.0)
-        monkeypatch.setattr(member, "ENDED_S", 1.0)
         monkeypatch.setattr(held_up, "FIRST_S", 0.5)
         brokers.each[AWAY - 1].stop()
         try:
@@ -81,6 +93,7 @@ def test_a_partition_without_leader_holds_up_who_writes_there_alone(
                     "others go on", lambda: consumer.counts.done == 10 + sent, timeout_s=PATIENT_S
                 )
             assert held in consumer.health.troubles
+            assert f"{bills}: {UNABLE}" in failed.texts, "it did not wait for its time"
         finally:
             brokers.each[AWAY - 1].start()
         wait_until("all are done", lambda: consumer.counts.done == 2 * sent, timeout_s=PATIENT_S)

@@ -14,9 +14,11 @@ from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[at
 from delaywheel.consumer import Partition
 from delaywheel.consumer.kafka import KafkaBroker, member, transaction
 from delaywheel.consumer.kafka.topics import ends_of, first_since, topics_unable
+from delaywheel.consumer.kafka.transaction import Transaction
 from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
 from delaywheel.consumer.records import Passed
 from delaywheel.consumer.settings import read_settings
+from delaywheel.transactional import Outgoing
 from support.kafka.fenced_admin import FencedAdmin
 
 
@@ -151,6 +153,63 @@ def test_a_topic_cannot_be_written_to_if_one_of_its_partitions_cannot(
     assert topics_unable(cast("AdminClient", Admin()), ["bills"]) == (
         {"bills"} if is_unable else set()
     )
+
+
+class SilentProducer(FakeProducer):
+    """Never hears of its records."""
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def flush(self, _timeout_s: float) -> int:
+        return 2
+
+
+def write_to(topics: set[str], unable: set[str]) -> TransactionFailure | None:
+    """Writes to topics that do not answer, of which Kafka says that some cannot be written to."""
+    written = Transaction(cast("Producer", SilentProducer()), unable.intersection)
+    return written.commit([Outgoing(one, None, b"", []) for one in sorted(topics)], {}, b"m")
+
+
+def test_a_transaction_ends_as_soon_as_kafka_says_why_it_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else all partitions would wait for `CALL_S`: this test, for an hour."""
+    monkeypatch.setattr(transaction, "CALL_S", 3_600.0)
+    monkeypatch.setattr(transaction, "UNANSWERED_S", 0.0)
+    failure = write_to({"bills", "fine"}, {"bills", "other"})
+    assert failure is not None
+    assert failure.text == "bills: no leader, or too few replicas in sync, of a partition"
+    assert failure.unanswered == {"bills", "fine"}
+    assert failure.unable == {"bills"}
+    assert not failure.is_late
+
+
+def test_records_of_which_kafka_says_nothing_have_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transaction, "CALL_S", 0.05)
+    monkeypatch.setattr(transaction, "UNANSWERED_S", 0.0)
+    failure = write_to({"bills"}, set())
+    assert failure is not None
+    assert failure.text == "no answer to 2 records"
+    assert failure.is_late
+
+
+def test_an_id_that_kafka_said_it_cannot_end_is_hardly_waited_for(
+    coordinator: Coordinator,
+) -> None:
+    broker = KafkaBroker(read_settings("orders", "group", "nowhere:1", {}))
+    broker.renew_producer(frozenset())
+    unable = TransactionFailure("no leader", unable=frozenset({"bills"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Transaction, "commit", lambda *_, **__: unable)
+        assert broker.commit((), {}, b"membership") == unable
+    coordinator.open = {coordinator.ids[-1]}
+    with pytest.raises(KafkaUnavailable, match="CONCURRENT"):
+        broker.renew_producer(frozenset())
+    broker.renew_producer(frozenset())
+    assert coordinator.patience_s == [member.ENDED_S, member.UNENDED_S, member.ENDED_S]
 
 
 def commit(producer: FakeProducer) -> TransactionFailure | None:

@@ -466,7 +466,8 @@ class FakeBroker:
         if (refused := self._refused(records, one_by_one=one_by_one)) is not None:
             return TransactionFailure(refused, is_refusal=True)
         if silent := self.kafka.silent & written:
-            return TransactionFailure("no answer", unanswered=frozenset(silent))
+            unable = frozenset(self.kafka.unable & silent)
+            return TransactionFailure("no answer", unanswered=frozenset(silent), unable=unable)
         return None
 
     def _refused(self, records: Sequence[Outgoing], *, one_by_one: bool) -> str | None:

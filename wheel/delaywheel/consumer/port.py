@@ -113,6 +113,7 @@ class TransactionFailure(NamedTuple):
         is_forbidden: These credentials lack a right that it needs.
         has_begun_to_end: Its end was requested, so it may be committed.
         unanswered: The topics that have not taken what is written to them, and not refused it.
+        unable: Those of them of which Kafka says why: `Broker.unable`.
         is_fenced: Another consumer of the group has this one's `instance`.
         is_late: Kafka did not answer in time: less may be answered.
     """
@@ -122,6 +123,7 @@ class TransactionFailure(NamedTuple):
     is_forbidden: bool = False
     has_begun_to_end: bool = True
     unanswered: frozenset[str] = frozenset()
+    unable: frozenset[str] = frozenset()
     is_fenced: bool = False
     is_late: bool = False
 

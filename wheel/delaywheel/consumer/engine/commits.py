@@ -197,9 +197,8 @@ class Commits:
                     state.notify()
                 state.events.outcomes(settled)
             else:
-                unable = self._unable(failure.unanswered) or frozenset()
                 with state.changed:
-                    self._fail(failure, cut, unable)
+                    self._fail(failure, cut)
                     state.changed.notify_all()
                 if failure.is_refusal:
                     self._narrow(failure, cut)
@@ -222,20 +221,18 @@ class Commits:
             has_some = self._book.cut(1, None, waiting) is not None
         if not has_some:  # they have been read again meanwhile, from elsewhere on
             self._answered(waiting)
-        elif self._unable({topic}) == frozenset() and self._sizes_for(waiting) is not None:
+        elif self._is_able(topic) and self._sizes_for(waiting) is not None:
             return waiting
         else:
             self._held_up.put_off(topic, now_s)
         return ()
 
-    def _unable(self, topics: AbstractSet[str]) -> AbstractSet[str] | None:
-        """Returns which of these topics cannot be written to now; None: Kafka does not say it."""
-        if not topics:
-            return frozenset()
+    def _is_able(self, topic: str) -> bool:
+        """Whether a topic can be written to now, as Kafka says."""
         try:
-            return self._state.ask(lambda: self._state.broker.unable(topics))
+            return not self._state.ask(lambda: self._state.broker.unable({topic}))
         except KafkaUnavailable:
-            return None
+            return False
 
     def _cut(self, only: Collection[Partition]) -> Cut | None:
         """Returns what to commit next, once it is known what its topics are and take now."""
@@ -373,7 +370,7 @@ class Commits:
         if text != self._state.health.troubles.get(ConsumerTrouble.HELD_UP):
             self._state.note_trouble(ConsumerTrouble.HELD_UP, text)
 
-    def _fail(self, failure: TransactionFailure, cut: Cut, unable: AbstractSet[str]) -> None:
+    def _fail(self, failure: TransactionFailure, cut: Cut) -> None:
         """Stops handing out until Kafka has shown what happened."""
         _LOG.warning("a transaction of %d records failed: %s", cut.count, failure.text)
         if not self._note_refusal(failure):
@@ -384,7 +381,7 @@ class Commits:
         if failure.is_refusal:
             self._answered(cut.offsets)
             return
-        self._held_up.failed(cut, failure.unanswered, unable, time.monotonic())
+        self._held_up.failed(cut, failure.unanswered, failure.unable, time.monotonic())
         self._say_what_is_held_up()
         if failure.has_begun_to_end or not failure.is_forbidden:
             self._doubtful = cut

@@ -71,7 +71,13 @@ from delaywheel.consumer.kafka.topics import (
     topics_now,
     topics_unable,
 )
-from delaywheel.consumer.kafka.transaction import CALL_S, RETRY_BACKOFF_MS, Transaction, read_note
+from delaywheel.consumer.kafka.transaction import (
+    CALL_S,
+    RETRY_BACKOFF_MS,
+    UNANSWERED_S,
+    Transaction,
+    read_note,
+)
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away, check_partitions
 from delaywheel.consumer.port import (
@@ -108,6 +114,8 @@ Its own five minutes are how long a group reads nothing of a topic whose absence
 
 ENDED_S: Final = 3.0
 """So long Kafka has at first to end the former transaction of an id, before another id is tried."""
+UNENDED_S: Final = 0.5
+"""So long it has if it has said why it cannot: it ends at once what it can, in other partitions."""
 
 _GROUP: Final[dict[str, dict[str, str]]] = {
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
@@ -410,12 +418,22 @@ class KafkaBroker:
                 return TransactionFailure(str(gone))
         if self._producer is None:
             return TransactionFailure("no transactional producer")
-        transaction = Transaction(self._producer)
+        transaction = Transaction(self._producer, self._unable_soon)
         failure = transaction.commit(records, offsets, membership, one_by_one=one_by_one)
         self._is_copy_loose = transaction.is_copy_loose
         if failure is not None and failure.is_fenced:
             raise self._fenced(failure.text)
+        if failure is not None and failure.unable:
+            self._ended_s = UNENDED_S
         return failure
+
+    def _unable_soon(self, topics: Collection[str]) -> AbstractSet[str]:
+        """Returns which of these topics cannot be written to now, if Kafka says so soon."""
+        try:
+            with translated_errors():
+                return topics_unable(self._asking, topics, UNANSWERED_S)
+        except (KafkaUnavailable, ConsumerError):
+            return frozenset()
 
     def _fenced(self, text: str) -> ConsumerError:
         instance, group = self._settings.instance, self._settings.group
@@ -464,7 +482,7 @@ class KafkaBroker:
             error = exception.args[0]
             if error.retriable() or error.code() == KafkaError.CONCURRENT_TRANSACTIONS:
                 self._ids.rotate(-1)
-                self._ended_s = min(2 * self._ended_s, CALL_S)
+                self._ended_s = min(max(2 * self._ended_s, ENDED_S), CALL_S)
             self._drop_producer()
             raise
 

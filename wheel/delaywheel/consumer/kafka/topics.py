@@ -80,17 +80,21 @@ def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, ConsumedTo
     return found
 
 
-def topics_unable(admin: AdminClient, names: Collection[str]) -> set[str]:
+def topics_unable(admin: AdminClient, names: Collection[str], timeout_s: float = ASK_S) -> set[str]:
     """Returns those of these topics of which some partition cannot be written to now.
 
     Each transaction that has touched such a partition stays open there, and keeps its id.
     """
     found: set[str] = set()
-    asked = admin.describe_topics(TopicCollection(sorted(names)), request_timeout=ASK_S)
+    asked = admin.describe_topics(TopicCollection(sorted(names)), request_timeout=timeout_s)
     for name, future in asked.items():
-        least = int(_config(admin, name).get(MIN_INSYNC, "1"))
-        for one in future.result().partitions:
-            if one.leader is None or len(one.isr) < min(least, len(one.replicas)):
+        partitions = future.result().partitions
+        lacking = [one for one in partitions if len(one.isr) < len(one.replicas)]
+        if any(one.leader is None for one in partitions):
+            found.add(name)
+        elif lacking:
+            least = int(_config(admin, name, timeout_s).get(MIN_INSYNC, "1"))
+            if any(len(one.isr) < least for one in lacking):
                 found.add(name)
     return found
 
@@ -268,7 +272,7 @@ def _largest_batch(admin: AdminClient, topic: str) -> int | None:
     return None if found is None else int(found)
 
 
-def _config(admin: AdminClient, topic: str) -> dict[str, str]:
+def _config(admin: AdminClient, topic: str, timeout_s: float = ASK_S) -> dict[str, str]:
     """Returns the settings of a topic; empty if it is not there, or we lack the permission.
 
     A topic that one broker does not know is new, or gone: so others are asked for a moment.
@@ -277,7 +281,8 @@ def _config(admin: AdminClient, topic: str) -> dict[str, str]:
     deadline = time.monotonic() + NEW_TOPIC_S
     while True:
         try:
-            answer = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
+            asked = admin.describe_configs([resource], request_timeout=timeout_s)
+            answer = asked[resource].result()
         except KafkaException as exception:
             code = exception.args[0].code()
             if code == KafkaError.UNKNOWN_TOPIC_OR_PART and time.monotonic() < deadline:

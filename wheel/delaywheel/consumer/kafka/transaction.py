@@ -6,7 +6,8 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
@@ -18,6 +19,8 @@ from delaywheel.transactional import MAX_CALL_MS, Outgoing, fatal_errors_as_they
 CALL_S = MAX_CALL_MS / 1000
 LOOK_S = 0.2
 """A refused record is noticed so soon: the client keeps later ones of its partition."""
+UNANSWERED_S = 1.0
+"""Records without an answer for so long are a reason to ask, and to ask again, why that is so."""
 
 RETRY_BACKOFF_MS = 250
 """How long the client waits before it repeats a request, give or take a fifth."""
@@ -58,8 +61,17 @@ class Transaction:
         is_copy_loose: Whether the client may have repeated the end of it.
     """
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(
+        self, producer: Producer, unable: Callable[[Collection[str]], AbstractSet[str]]
+    ) -> None:
+        """Begins nothing.
+
+        Args:
+            unable: Returns which of these topics cannot be written to now, if Kafka says so soon.
+        """
         self._producer = producer
+        self._unable_of = unable
+        self._unable: frozenset[str] = frozenset()
         self._refused: list[tuple[str, KafkaError]] = []
         self._left: Counter[str] = Counter()
         self.is_copy_loose = False
@@ -97,7 +109,10 @@ class Transaction:
         except (KafkaException, BufferError, KafkaUnavailable) as exception:
             cause = self._cause_of(exception, passed, membership)
             failure = failure_of(cause, self._refused, is_before_end=is_before_end)
-            return failure._replace(unanswered=frozenset(+self._left))
+            unanswered = frozenset(+self._left)
+            if unanswered and not self._unable:
+                self._look(unanswered)
+            return failure._replace(unanswered=unanswered, unable=self._unable)
         ended_s = time.monotonic()
         self.is_copy_loose = (
             ending_s - began_s >= _OFFSETS_REPEATED_S or ended_s - ending_s >= _END_REPEATED_S
@@ -148,7 +163,12 @@ class Transaction:
             hand_over()
 
     def _flush(self) -> None:
-        deadline = time.monotonic() + CALL_S
+        """Waits until all records are answered.
+
+        A topic that cannot be written to now would not answer in time, and all partitions of the
+        consumer wait meanwhile: so Kafka is asked whether it is that.
+        """
+        began_s = asked_s = time.monotonic()
         while True:
             with fatal_errors_as_they_are():
                 unanswered = self._producer.flush(LOOK_S)
@@ -156,8 +176,19 @@ class Transaction:
                 raise KafkaUnavailable("a record was refused")
             if not unanswered:
                 return
-            if time.monotonic() > deadline:
+            if time.monotonic() > began_s + CALL_S:
                 raise NoAnswerInTime(f"no answer to {unanswered} records")
+            if time.monotonic() > asked_s + UNANSWERED_S:
+                self._look(frozenset(+self._left))
+                asked_s = time.monotonic()
+            if self._unable:
+                topics = ", ".join(sorted(self._unable))
+                raise KafkaUnavailable(
+                    f"{topics}: no leader, or too few replicas in sync, of a partition"
+                )
+
+    def _look(self, unanswered: frozenset[str]) -> None:
+        self._unable = unanswered & self._unable_of(unanswered)
 
 
 def _send_offsets(producer: Producer, offsets: list[TopicPartition], membership: bytes) -> None:
