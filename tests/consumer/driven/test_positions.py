@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delaywheel.consumer.records import FetchedRecords, Incoming, Partition, Place, fetched_of
+from delaywheel.consumer.watching.health import ConsumerTrouble
 from support.consumer.driven import DrivenConsumer
 from support.consumer.fake_kafka import FakeKafka
 
@@ -160,6 +161,55 @@ def test_a_partition_without_leader_that_is_assigned_keeps_no_other_waiting() ->
     kafka.leaderless = set()
     assert handle(consumer) == sent
     assert kafka.offsets[away] == 40
+
+
+@pytest.fixture(params=[False, True], ids=["eager", "cooperative"])
+def led_in_part(request: pytest.FixtureRequest) -> FakeKafka:
+    """A Kafka whose partition 0 is to lose its leader."""
+    return FakeKafka(partitions=2, is_incremental=request.param)
+
+
+def test_where_a_group_begins_at_the_end_a_partition_without_leader_comes_later(
+    led_in_part: FakeKafka,
+) -> None:
+    kafka, away = led_in_part, Partition(led_in_part.source, 0)
+    send(kafka, "before", 20)
+    kafka.leaderless = {away}
+    kafka.now_ms += 1_000
+    consumer = start(kafka, start="latest", retry=())
+    others = send(kafka, "other", 20, partition=1)
+    assert handle(consumer) == others
+    text = consumer.engine.health.troubles[ConsumerTrouble.NO_LEADER]
+    assert text == "orders/0 is read once it, and its part of an order topic, has a leader"
+    in_hand = send(kafka, "in hand", 1, partition=1)
+    consumer.run_once()
+    (message,) = consumer.take(1)
+    kafka.leaderless = set()
+    since = send(kafka, "since", 20)
+    consumer.engine._look_at_s = 0.0
+    assert handle(consumer) == since
+    message.done()
+    later = send(kafka, "later", 5)
+    assert handle(consumer) == later
+    assert (message.value, kafka.offsets) == (*in_hand, {away: 45, message.at: 21})
+    assert consumer.engine.health.is_well
+
+
+def test_a_lane_whose_order_topic_has_no_leader_keeps_no_other_waiting(
+    led_in_part: FakeKafka,
+) -> None:
+    kafka = led_in_part
+    kafka.leaderless = {Partition(kafka.order, 0)}
+    waiting = send(kafka, "a", 20)
+    others = send(kafka, "b", 20, partition=1)
+    consumer = start(kafka, ordered=True)
+    assert handle(consumer) == others
+    assert ConsumerTrouble.NO_LEADER in consumer.engine.health.troubles
+    kafka.leaderless = set()
+    consumer.engine._look_at_s = 0.0
+    assert handle(consumer) == waiting
+    assert consumer.engine.health.is_well
+    assert consumer.engine.counts.done == 40
 
 
 def rest(consumer: DrivenConsumer) -> None:

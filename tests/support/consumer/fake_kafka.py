@@ -95,7 +95,7 @@ class FakeKafka:
     unable: set[str] = field(default_factory=set)
     """Those of which it is known why: a partition has no leader."""
     leaderless: set[Partition] = field(default_factory=set)
-    """Those of the source that nobody leads."""
+    """Those of the source, and of the order topic, that nobody leads."""
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
     is_incremental: bool = False
@@ -331,9 +331,14 @@ class FakeBroker:
         """See `Broker`."""
         self._look_for(self.kafka.hidden.intersection(names))
         count = self.kafka.partitions
-        leaderless = {at.number for at in self.kafka.leaderless}
+
+        def leaderless(topic: str) -> set[int]:
+            return {at.number for at in self.kafka.leaderless if at.topic == topic}
+
+        source, order = self.kafka.source, self.kafka.order
         known = {
-            self.kafka.source: ConsumedTopic(self.kafka.topic_id, count, leaderless),
+            source: ConsumedTopic(self.kafka.topic_id, count, leaderless(source)),
+            order: ConsumedTopic("of orders", count, leaderless(order)),
             self.kafka.retry: ConsumedTopic("of retries", self.kafka.retry_partitions or count),
             INGRESS: ConsumedTopic("of ingress", count),
             **{name: ConsumedTopic(topic_id, count) for name, topic_id in self.kafka.more.items()},
@@ -388,6 +393,8 @@ class FakeBroker:
         self._look_for(self.kafka.hidden.intersection(f"{lane.topic}-order-g" for lane in lanes))
         if not {f"{lane.topic}-order-g" for lane in lanes} <= there:
             raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
+        if self.kafka.leaderless & {Partition(f"{at.topic}-order-g", at.number) for at in lanes}:
+            raise KafkaUnavailable("LEADER_NOT_AVAILABLE")
         away: dict[Partition, dict[int, Away]] = {lane: {} for lane in lanes}
         for record in self.kafka.committed_records:
             if record.topic.endswith("-order-g"):

@@ -368,6 +368,8 @@ class Engine:
         topics = self._lookout.look_at_topics()
         if topics is not None and self._positions.are_of_other_topics(topics):
             self._read_anew()
+        elif topics is not None:
+            self._begin_with_leaders()
         self._commits.rest()
 
     def _subscribe_again(self) -> None:
@@ -417,6 +419,17 @@ class Engine:
             self._begin_with(sorted(left_out))
             self._flow.go_back(left_out)
 
+    def _begin_with_leaders(self) -> None:
+        """Takes in what was left out for want of a leader, and has one now."""
+        try:
+            ready = self._state.ask(self._positions.with_leaders)
+        except KafkaUnavailable as away:
+            self._state.note_away("no answer about leaders", away)
+            return
+        if ready:
+            self._begin_with(ready)
+            self._flow.go_back(set(ready))
+
     def _read_anew(self, went_back: AbstractSet[Partition] = frozenset()) -> None:
         """Begins again with all partitions: some are not what they were."""
         self._begin_with(self._state.ours, went_back)
@@ -448,8 +461,8 @@ class Engine:
             state.notify()
         self._state.health.note(ConsumerTrouble.COMMIT_FAILED, None)
         tell_lost(lost)
-        state.events.assigned(list(partitions))
-        _LOG.info("assigned: %s", list(map(str, partitions)))
+        state.events.assigned(list(found.positions))
+        _LOG.info("assigned: %s", list(map(str, found.positions)))
         return found.positions
 
     def _find(

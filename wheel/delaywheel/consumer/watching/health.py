@@ -17,6 +17,8 @@
 | RECORD_BY_RECORD | whoever had a partition before has died with records of it in hand | these |
 |   | have outcomes |
 | PARTITION_UNREAD | with `ordered`, a partition lacks its counterpart | it is assigned with that |
+| NO_LEADER | a partition, or with `ordered` that of its order topic, has no leader when it is |
+|   | assigned, and where to begin in it is not known without | it is begun with |
 | ORDER_UNREAD | with `ordered`, reading the order topics takes longer than 5 s | they are read |
 | PARTITIONS_DIFFER | `ordered` or `keep_partition`, and the topic of retries has fewer | it has |
 |   | as many |
@@ -58,6 +60,8 @@ class ConsumerTrouble(StrEnum):
     """Records are handed out one by one, as one of them may have ended the process before."""
     PARTITION_UNREAD = "PARTITION_UNREAD"
     """With `ordered`: a partition is not read without that of retries, or the reverse."""
+    NO_LEADER = "NO_LEADER"
+    """A partition is not begun with before it, or that of its order topic, has a leader."""
     ORDER_UNREAD = "ORDER_UNREAD"
     """With `ordered`: what is away is still being read, and nothing is handled before."""
     PARTITIONS_DIFFER = "PARTITIONS_DIFFER"
