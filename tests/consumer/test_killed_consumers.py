@@ -5,8 +5,9 @@ In short, test_changing_rights.py kills those that keep no order, and takes away
 `DELAYWHEEL_DRILL_PATIENCE_S` says how long it waits afterwards for what is left: on a busy machine
 that is much. `DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it. Partitions move as
 `DELAYWHEEL_DRILL_REBALANCES` says: eager, cooperative, or consumer (KIP-848); where keys keep their
-order, they move eagerly. Eager members have names and are killed each second. The others have none,
-and their group waits for the end of a session after each kill: they are killed each eighth second.
+order, they move eagerly. `DELAYWHEEL_DRILL_ASYNC=1` has consumers on event loops. Eager members
+have names and are killed each second. The others have none, and their group waits for the end of a
+session after each kill: they are killed each eighth second.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ REBALANCES = cast(
     "Literal['eager', 'cooperative', 'consumer']",
     os.environ.get("DELAYWHEEL_DRILL_REBALANCES", "eager"),
 )
+IS_ASYNC = "DELAYWHEEL_DRILL_ASYNC" in os.environ
 SHORT_SESSIONS = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
 """The shortest that brokers take; with KIP-848 it is the broker's to say."""
 RATE = 25
@@ -69,6 +71,7 @@ def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) 
         ordered=ordered,
         kafka=SHORT_SESSIONS if rebalances == "cooperative" else {},
         rebalances=rebalances,
+        is_async=IS_ASYNC,
     )
 
 
