@@ -153,7 +153,7 @@ def test_a_letter_is_shortened_only_by_what_its_topic_takes_now() -> None:
 
 
 def test_after_a_retry_was_too_large_the_topics_are_asked_anew() -> None:
-    kafka = FakeKafka(partitions=1)
+    kafka = FakeKafka(partitions=1, source_bytes=100)
     kafka.retry_bytes = 200
     consumer = start(kafka)
     for _ in range(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from delaywheel.consumer.engine import commits
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.health import ConsumerTrouble
 from support.consumer.driven import DrivenConsumer, start
@@ -150,3 +151,44 @@ def test_a_topic_of_letters_that_becomes_too_small_holds_up_its_partition_alone(
     [letter] = kafka.committed_records
     assert len(letter.value or b"") == length_bytes
     assert consumer.engine.health.is_well
+
+
+def test_a_topic_of_retries_that_becomes_too_small_holds_up_its_partition_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A retry that its topic refuses would be a dead letter of delaywheel's own."""
+    monkeypatch.setattr(commits, "_SIZED_S", 0.0)
+    kafka = FakeKafka(partitions=2)
+    consumer = start(kafka, max_deliveries=None)
+    kafka.retry_bytes = 300
+    put(kafka, ONE, 1)
+    for _ in range(3):
+        put(kafka, TWO, 3)
+        consumer.run_often()
+        for message in consumer.take(99):
+            if message.at == ONE:
+                message.retry()
+            else:
+                message.done()
+        run(consumer, is_time=True)
+    assert kafka.offsets == {TWO: 9}
+    text = consumer.engine.health.troubles[ConsumerTrouble.HELD_UP]
+    assert text.startswith("orders/0 waits until topic orders-retry-g takes its outcomes: max.mess")
+    kafka.retry_bytes = 40_000
+    run(consumer, is_time=True)
+    assert kafka.offsets == {ONE: 1, TWO: 9}
+    assert consumer.engine.counts.retried == 1
+    assert consumer.engine.health.is_well
+
+
+def test_a_record_that_is_too_large_for_a_topic_of_retries_stops_nobody() -> None:
+    kafka = FakeKafka(partitions=1)
+    consumer = start(kafka, max_deliveries=None)
+    kafka._append(ONE, b"k", b"x" * 15_000, [])
+    consumer.run_often()
+    consumer.take()[0].retry()
+    kafka.retry_bytes = 300
+    consumer.engine._look_at_s = 0.0
+    consumer.run_often()
+    assert consumer.engine.counts.dead == 1
+    assert not consumer.engine.has_ended

@@ -21,6 +21,7 @@ from delaywheel.consumer.port import (
     MissingRight,
     OnPartitions,
     Start,
+    TopicTooSmall,
     TransactionFailure,
     Unread,
 )
@@ -243,10 +244,11 @@ class FakeBroker:
         """See `Broker`."""
         self._answer()
         kafka = self.kafka
-        if kafka.dead_bytes < kafka.source_bytes:
-            text = f"max.message.bytes of {kafka.dead} is {kafka.dead_bytes:,}"
-            text += f", that of {kafka.source} {kafka.source_bytes:,}"
-            raise ConsumerError(ConsumerReason.TOPIC_TOO_SMALL, text)
+        for name, most in ((kafka.dead, kafka.dead_bytes), (kafka.retry, kafka.retry_bytes)):
+            if most < kafka.source_bytes:
+                text = f"max.message.bytes of {name} is {most:,}"
+                text += f", that of {kafka.source} {kafka.source_bytes:,}"
+                raise TopicTooSmall(name, text)
         more = {name: 10_000 for names in topics for name in names.own}
         return {
             **more,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, TypeVar
 
+from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away
 from delaywheel.consumer.records import FetchedRecords, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
@@ -58,6 +59,18 @@ def insist(
                 return None
             time.sleep(FIRST_BACKOFF_S)
         backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
+
+
+class TopicTooSmall(ConsumerError):
+    """A topic takes less than the one whose records go there.
+
+    Attributes:
+        topic: Its name.
+    """
+
+    def __init__(self, topic: str, text: str) -> None:
+        super().__init__(ConsumerReason.TOPIC_TOO_SMALL, text)
+        self.topic = topic
 
 
 class Start(NamedTuple):
@@ -178,7 +191,7 @@ class Broker(Protocol):
 
         Raises:
             KafkaUnavailable: Try again.
-            ConsumerError: One takes less than the topic whose records go there.
+            TopicTooSmall: One takes less than the topic whose records go there.
         """
 
     def subscribe(

@@ -16,8 +16,7 @@ from delaywheel.consumer.engine.positions import Positions
 from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import (
-    ConsumerError,
-    ConsumerReason,
+    Outcome,
     ReceivedMessage,
     Settlement,
 )
@@ -26,6 +25,7 @@ from delaywheel.consumer.port import (
     LONGEST_BACKOFF_S,
     KafkaUnavailable,
     RightMissing,
+    TopicTooSmall,
     TransactionFailure,
 )
 from delaywheel.consumer.records import Partition, Passed
@@ -37,6 +37,9 @@ _LOG = logging.getLogger("delaywheel.consumer")
 _SPACED_S = 0.02
 """Between transactions at least: Kafka is still writing the ends of the last one, and the client
 would ask again only after its back-off."""
+_SIZED_S = 10.0
+"""What the topics of retries take is asked again after so long, while there are retries."""
+_COMING_BACK = frozenset({Outcome.RETRIED, Outcome.PARKED})
 
 
 class Commits:
@@ -65,6 +68,7 @@ class Commits:
         self._cut_before: Mapping[Partition, int] | None = None
         self._held_up = HeldUp(state.book)
         self._known_topics: set[str] = set()
+        self._sized_s: dict[str, float] = {}
         self._resting: Mapping[Partition, int] = {}
         self._refused: tuple[Settlement, Mapping[str, int]] | None = None
         self._confirmed: tuple[int, AbstractSet[str]] = (0, frozenset())
@@ -248,6 +252,9 @@ class Commits:
             settled = [(block.message(index), one) for block, index, one in cut.settled()]
             short = [each for each in settled if each[1].omitted and not each[1].is_measured]
             writers = [each for each in settled if each[1].writes is not None]
+            back = {message.at for message, one in settled if one.outcome in _COMING_BACK}
+            if not only and not self._are_taken_back(back):
+                return None
             is_changed = self._measure(short) if short else self._look_for_topics(writers)
             if is_changed is None:
                 return None
@@ -263,6 +270,21 @@ class Commits:
                 measured = self._state.policy.measured(message, settlement)
                 self._book.resettle(message, measured)
         return True
+
+    def _are_taken_back(self, partitions: Collection[Partition]) -> bool:
+        """Whether the topics of retries take what their sources do, as of a while ago at most.
+
+        A retry that its topic refuses is delaywheel's dead letter, and none of the group's. Those
+        of which nobody says it are written.
+        """
+        topics, now_s = self._state.settings.topics, time.monotonic()
+        seen_s = {at: self._sized_s.get(topics.names_of(at.topic).retry, 0.0) for at in partitions}
+        due = [at for at, one in seen_s.items() if now_s >= one + _SIZED_S]
+        if due:
+            self._sizes_for(due)
+        taken = [at for at in due if at not in self._book.held_up]
+        self._sized_s |= {topics.names_of(at.topic).retry: now_s for at in taken}
+        return len(taken) == len(due)
 
     def _look_for_topics(
         self, writers: Sequence[tuple[ReceivedMessage, Settlement]]
@@ -301,7 +323,7 @@ class Commits:
     def _sizes_for(self, partitions: Collection[Partition]) -> Mapping[str, int] | None:
         """Asks what the topics take that outcomes of these go to; None: nobody says, or too little.
 
-        Partitions whose topic of letters takes less than they do are held up.
+        Partitions whose topic of letters or retries takes less than they do are held up.
         """
         state, names_of = self._state, self._state.settings.topics.names_of
         sizes: dict[str, int] = {}
@@ -311,11 +333,9 @@ class Commits:
             except KafkaUnavailable as gone:
                 state.note_away("what topics take", gone)
                 return None
-            except ConsumerError as error:
-                if error.reason is not ConsumerReason.TOPIC_TOO_SMALL:
-                    raise
+            except TopicTooSmall as error:
                 theirs = [at for at in partitions if names_of(at.topic) == names]
-                self._held_up.hold_up(theirs, names.dead, time.monotonic(), error.text)
+                self._held_up.hold_up(theirs, error.topic, time.monotonic(), error.text)
                 self._say_what_is_held_up()
                 return None
         state.policy.learn_sizes(sizes)

@@ -14,8 +14,9 @@ after a while, and with it the outcomes of all partitions that are committed tog
 | `FIRST_S` later, and Kafka says that | Kafka is asked again, after as long |
 | it does not | they are tried, without others: if that fails they wait for twice as long, |
 |   | `LONGEST_S` at most, as a transaction that fails stops everything for a while |
-| a letter does not fit into its topic, which takes less than the source | they are held up, and |
-|   | the topic is asked again like that: no letter is shortened by it |
+| a letter does not fit into its topic, which takes less than the source; or there is a retry, |
+|   | and its topic takes less | they are held up, and the topic is asked again like that: no |
+|   | letter is shortened by it, and no retry leaves the group |
 | a transaction of theirs is committed, or refused | they are as the others |
 
 No I/O, no clock, no lock: the engine's thread alone is here.

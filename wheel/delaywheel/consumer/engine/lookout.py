@@ -10,7 +10,7 @@ from typing import Final
 
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import State
-from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
+from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable, TopicTooSmall
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.health import ConsumerTrouble
 
@@ -106,7 +106,9 @@ class Lookout:
     def _ask_for_sizes(self) -> None:
         """Takes in what topics take now for which something was too large."""
         too_small = self._state.policy.found_too_small().intersection(self._state.settings.topics)
-        if too_small:
+        if not too_small:
+            return
+        with suppress(TopicTooSmall):  # what comes next for it is held up, and says so
             sizes = self._state.ask(lambda: self._broker.sizes(list(too_small)))
             self._state.policy.learn_sizes(sizes)
 

@@ -23,7 +23,12 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.kafka.failures import REFUSALS
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
-from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable, MissingRight
+from delaywheel.consumer.port import (
+    ConsumedTopic,
+    KafkaUnavailable,
+    MissingRight,
+    TopicTooSmall,
+)
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
@@ -248,7 +253,7 @@ def check_sizes(admin: AdminClient, topics: Iterable[TopicNames], ingress: str) 
     """Returns the largest batch that the ingress topic and those of retries and letters take.
 
     Raises:
-        ConsumerError: One of these takes less than the topic whose records go there.
+        TopicTooSmall: One of these takes less than the topic whose records go there.
     """
     most_bytes = {ingress: _largest_batch(admin, ingress) or LARGEST_BATCH_BYTES}
     for names in topics:
@@ -258,8 +263,8 @@ def check_sizes(admin: AdminClient, topics: Iterable[TopicNames], ingress: str) 
         for name, unknown_bytes in unknown.items():
             most_bytes[name] = _largest_batch(admin, name) or unknown_bytes
             if most_bytes[name] < source_bytes:
-                raise ConsumerError(
-                    ConsumerReason.TOPIC_TOO_SMALL,
+                raise TopicTooSmall(
+                    name,
                     f"max.message.bytes of {name} is {most_bytes[name]:,},"
                     f" that of {names.source} {source_bytes:,}",
                 )

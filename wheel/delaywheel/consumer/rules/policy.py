@@ -37,8 +37,9 @@ What topics take may be changed at any time. So nothing is lost by what was know
 | alone in its transaction, is refused by Kafka | the topics are asked, and it is tried again, |
 |   | each of its records in a batch of its own |
 | is refused again, and they take what they took | a retry is dead, a letter omits a part more |
-| the topic of letters takes less than the source | the partition is held up (held_up.py): no |
-|   | letter is shortened by that. At its start a consumer stops, TOPIC_TOO_SMALL |
+| the topic of letters, or of retries, takes less than the source | the partition is held up |
+|   | (held_up.py): no letter is shortened by that, and no retry becomes delaywheel's own dead |
+|   | letter, but of the 10 s until it is seen. At its start a consumer stops, TOPIC_TOO_SMALL |
 """
 
 from __future__ import annotations
