@@ -225,8 +225,8 @@ def test_a_programs_own_consumer_is_there_in_memory_with_its_topics_and_options(
     for topic in ("orders-eu", "orders-us"):
         with MemoryService(topics=[topic]) as service, service.client() as client:
             client.produce(topic, topic.encode(), delay="0s")
+            billing.consumer = memory = service.in_memory(production)
             for _ in range(2):
-                billing.consumer = memory = service.in_memory(production)
                 billing.main()
                 service.advance("1s")
             assert [letter.topic for letter in memory.dead_letters] == [f"{topic}-dead-billing"]
@@ -243,13 +243,39 @@ def test_coroutines_of_a_programs_own_consumer_run_in_memory() -> None:
         for number in range(3):
             client.produce("orders", b"%d" % number, key=b"k", delay="0s")
 
+        own = AsyncRetryConsumer("orders", group="billing", bootstrap="kafka:9092")
+
         async def main() -> None:
-            own = AsyncRetryConsumer("orders", group="billing", bootstrap="kafka:9092")
-            async with service.in_memory(own) as consumer:
+            async with consumer:
                 await consumer.run(charge, concurrency=2)
 
+        consumer = service.in_memory(own)
         asyncio.run(main())
-    assert seen == [b"0", b"1", b"2"]
+        client.produce("orders", b"3", delay="0s")
+        asyncio.run(main())
+    assert seen == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_further_block_goes_on_after_a_stop_and_has_the_letters_of_before() -> None:
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        consumer = service.consumer("orders", group="billing", retry=())
+
+        def main() -> None:
+            with consumer:
+                for message in consumer:
+                    message.dead("BY_HAND")
+                    consumer.stop()
+
+        for number in range(3):
+            client.produce("orders", b"%d" % number, delay="0s")
+        for count in range(1, 4):
+            main()
+            assert [one.value for one in consumer.dead_letters] == [b"0", b"1", b"2"][:count]
+            assert consumer.counts.dead == 1
+        with consumer:
+            assert len(consumer.dead_letters) == 3
+            assert consumer.counts.dead == 0
+        assert len(service.engines) == 1
 
 
 def test_threads_and_coroutines_handle_at_once() -> None:

@@ -113,3 +113,11 @@ def test_a_record_that_is_handed_out_again_is_waited_for() -> None:
     consumer.engine.desk.hand_back([message])
     assert consumer.take() == [message]
     assert consumer.engine._book.is_awaited([at])
+
+
+def test_a_consumer_has_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = endless(RunningKafka(monkeypatch))
+    with consumer:
+        pass
+    with pytest.raises(RuntimeError, match="make another one"), consumer:
+        pass

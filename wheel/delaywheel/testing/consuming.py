@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from delaywheel.consumer.aio import AsyncRetryConsumer, AwaitedConsumer
 from delaywheel.consumer.message import ReceivedMessage
@@ -24,6 +24,11 @@ class _InMemory(BaseConsumer):
     def _made_engine(self, settings: ConsumerSettings) -> MemoryEngine:
         return MemoryEngine(self._service, settings)
 
+    def _begin_again(self) -> None:
+        """A further `with` block goes on where the group is, as the program's next process."""
+        if self._engine.is_over:
+            self._engine = self._engine.again()
+
     @property
     def dead_letters(self) -> list[Outgoing]:
         """The letters, as they are in the group's topics for them."""
@@ -38,13 +43,19 @@ class _InMemory(BaseConsumer):
 class MemoryConsumer(_InMemory, RetryConsumer):
     """`RetryConsumer` in memory: its loops end where it would wait.
 
-    It runs from the beginning, without a `with` block, until one is left.
+    It runs from the beginning, without a `with` block, until one is left. A further block is as the
+    program's next process: it goes on where the group is, and counts anew.
     """
 
     def __init__(self, service: MemoryService, settings: ConsumerSettings) -> None:
         self._service = service
         ThreadedConsumer.__init__(self, settings)
         check_middleware(settings.middleware, is_awaited=False)
+
+    def __enter__(self) -> Self:
+        """See `RetryConsumer`."""
+        self._begin_again()
+        return super().__enter__()
 
 
 class AsyncMemoryConsumer(_InMemory, AsyncRetryConsumer):
@@ -55,6 +66,13 @@ class AsyncMemoryConsumer(_InMemory, AsyncRetryConsumer):
         AwaitedConsumer.__init__(self, settings)
         check_middleware(settings.middleware, is_awaited=True)
         self._engine.listen(self._ready.set)
+
+    async def __aenter__(self) -> Self:
+        """See `AsyncRetryConsumer`."""
+        cancel_s = self._engine.desk.cancel_s
+        self._begin_again()
+        self._engine.desk.cancel_s = cancel_s
+        return await super().__aenter__()
 
     async def run(
         self,

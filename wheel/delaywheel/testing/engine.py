@@ -61,9 +61,23 @@ class MemoryEngine(Engine):
             clock_s=lambda: service.now_ms / 1000,
         )
         super().__init__(self._memory)
+        self._service = service
         self.has_begun = False
         self._memory.engine = self
         service.engines.append(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a `with` block was left, or `stop` called: it hands out nothing any more."""
+        return self._state.is_stopping or self._memory.is_closed
+
+    def again(self) -> MemoryEngine:
+        """Ends; returns one in its place, as of a program that was started again."""
+        self.join_quietly()
+        self._service.engines.remove(self)
+        made = MemoryEngine(self._service, self._state.settings)
+        made.broker.written.extend(self.broker.written)
+        return made
 
     def start(self) -> None:
         """Does nothing: it runs when it is asked for something."""

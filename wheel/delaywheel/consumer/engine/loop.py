@@ -95,7 +95,13 @@ class Engine:
         return self.desk.figures(self._lookout.lags)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread.
+
+        Raises:
+            RuntimeError: It was started before.
+        """
+        if self._thread.ident is not None:
+            raise RuntimeError("a consumer has one with block: make another one for the next")
         self._thread.start()
 
     def check_runs(self) -> None:
