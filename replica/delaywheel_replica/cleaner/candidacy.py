@@ -74,6 +74,7 @@ class Candidacy:
         without: The ids that could not be inited.
         last_marks: What this process may do without, as it led last, if nobody has marked it since
             (core/election/id_turns.py).
+        last_left_out: What was left out then, as it knew; counts until the topic is read again.
         is_answered: Kafka has answered since the newest candidacy began.
         broker_clock: The brokers' clock, as the last candidacy's marks showed it; None: unknown.
         warnings: What does not keep it from leading, as of the last check.
@@ -121,6 +122,7 @@ class Candidacy:
         self.loose: set[int] = set()
         self.without: frozenset[int] = frozenset()
         self.last_marks: Mapping[int, str] = {}
+        self.last_left_out: AbstractSet[int] = frozenset()
         self._kafka = kafka
         self._follower = follower
         self._node = node
@@ -307,14 +309,15 @@ class Candidacy:
         self._is_refused = False
         self.is_answered = True
         self._on_event()
-        known_out, last_marks = self._follower.state.left_out.ids, self.last_marks
+        is_read, last_marks = self._follower.offset >= 0, self.last_marks
+        known_out = self._follower.state.left_out.ids if is_read else self.last_left_out
         failed = self._init_all(producers, known_out)
         if failed:
             self._error = next(iter(failed.values())).cause
         # What is not known yet to be left out may be by now, where nothing was read.
-        may_lead = self._follower.offset < 0 or failed.keys() <= known_out | last_marks.keys()
+        may_lead = not is_read or failed.keys() <= known_out | last_marks.keys()
         fenced = _is_fenced(failed)
-        if not fenced and may_lead and len(failed) < IDS:
+        if not fenced and may_lead and len(failed.keys() | known_out) < IDS:  # one can vouch
             self.without = frozenset(failed)
             return InitsDone(self._clock.monotonic_ms(), token, self.without, last_marks)
         return InitFailed(

@@ -528,6 +528,7 @@ class Leadership:
             self._forwarder.close()
             self._shown = self._forwarder.state
             self._candidacy.last_marks = self._forwarder.ids.last_marks(self._shown.leaders)
+            self._candidacy.last_left_out = self._shown.left_out.ids
             self._counters += self._forwarder.counters
             self._forwarder = None
             self._follower.restart()

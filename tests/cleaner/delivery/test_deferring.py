@@ -199,6 +199,9 @@ def test_a_transaction_is_given_up_that_went_to_a_partition_which_takes_nothing(
     assert not judging.are_untaken(one_each.take(np.array([], int)))
     kafka.topics["half"] = replace(kafka.topics["half"], fewest=3)
     assert not judging.are_untaken(one_each), "another broker comes to lead it, within seconds"
+    kafka.answers = False
+    kafka.now += 10 * DOUBTED_S
+    assert not judging.are_untaken(one_each), "also where it was asked long ago"
 
 
 def test_a_topic_that_cost_a_transaction_is_not_at_once_believed_to_be_well() -> None:

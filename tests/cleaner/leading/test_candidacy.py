@@ -19,7 +19,13 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
     StoredRecord,
 )
-from delaywheel_replica.core.election.events import ControlRead, Event, InitsDone, ReadFailed
+from delaywheel_replica.core.election.events import (
+    ControlRead,
+    Event,
+    InitFailed,
+    InitsDone,
+    ReadFailed,
+)
 from delaywheel_replica.core.protocol.control import NodeRecord, leader_record, node_record
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.committing import AtOnce
@@ -362,6 +368,24 @@ class HoldingKafka(LateKafka):
 
 
 ALL = set(range(IDS))
+
+
+def test_one_that_is_not_left_out_is_waited_for_though_nothing_was_read_since() -> None:
+    """The others were left out: none would vouch for any, and the term would end at once."""
+    kafka, clock = HoldingKafka({0}), Clock()
+    candidacy = Candidacy(
+        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
+        ControlFollower(kafka),  # type: ignore[arg-type]
+        node="a",
+        control_topic="control",
+        clock=clock,
+        runner=Pausing(clock),
+    )
+    candidacy.last_marks, candidacy.last_left_out = {0: "t"}, ALL - {0}
+    candidacy.init("u", has_wheels=False)
+    (event,) = candidacy.events()
+    assert isinstance(event, InitFailed)
+    assert kafka.made.asked[-1] == (0, CALL_MS)
 
 
 @pytest.mark.parametrize(

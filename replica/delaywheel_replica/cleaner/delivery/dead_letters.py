@@ -287,7 +287,8 @@ class DeadLetters:
         self._topics.ask(names)
         routed, stuck = self._routed(rows, topics)
         untaken = rows.take(stuck | (routed.partitions != rows.partitions)).topic_names()
-        untaken = {name for name in untaken if name not in topics or not topics[name].may_move}
+        known = self._topics.find(untaken)  # however old: a topic's copies hardly change
+        untaken = {name for name in untaken if name not in known or not known[name].may_move}
         for name in untaken:
             self._troubles.doubt(name, now)
         return bool(untaken)

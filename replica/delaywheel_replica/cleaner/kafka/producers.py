@@ -86,8 +86,9 @@ _LOOK_S = 0.1
 """How often a flush looks whether answers have come."""
 
 MOVES_S = 5.0
-"""So long after its beginning a transaction waits for answers to its records, though none has come:
-moves of partitions take less, and what a silent topic holds up should not wait longer."""
+"""So long after its beginning a transaction with messages waits for answers, though none has come:
+moves of partitions take less, and what a silent topic holds up should not wait longer. One of our
+records alone waits for as long as it may: there is no such topic to be found."""
 
 ASK_S = 0.5
 """After so long without one Kafka is asked a question."""
@@ -154,6 +155,7 @@ class TransactionalProducer:
         self._abortable = False
         # It is to be aborted although every record was taken: only the abort may be repeated.
         self._is_answered = False
+        self._has_messages = False
         self._began_s = self._latest_s = 0.0
         # Read by another thread, so it is only set.
         self.answered_ms: int | None = None
@@ -182,7 +184,7 @@ class TransactionalProducer:
     def begin(self) -> None:
         """Opens a transaction."""
         self._failed, self._abortable, self.answered_ms = None, False, None
-        self._is_answered = False
+        self._is_answered = self._has_messages = False
         self._began_s = time.monotonic()
         self._latest_s = self._began_s + MAX_CALL_MS / 1000
         try:
@@ -190,9 +192,10 @@ class TransactionalProducer:
         except KafkaException as exception:
             self._failed = _ended(Call.BEGIN, error_of(exception))
 
-    def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
+    def write(self, records: Iterable[Record], *, are_ours: bool = False) -> list[RefusedRecord]:
         """Hands records over; returns those that the client refuses."""
         refused: list[RefusedRecord] = []
+        self._has_messages |= not are_ours
         if self._failed is not None:
             return refused
         for index, record in enumerate(records):
@@ -214,7 +217,7 @@ class TransactionalProducer:
 
     def write_own(self, records: Iterable[Record]) -> None:
         """Hands over records without which the transaction must not be committed."""
-        for refused in self.write(records):
+        for refused in self.write(records, are_ours=True):
             self._failed = KafkaCallEnd(TransactionState.ABORT, refused.reason)
 
     def flush(self, timeout_ms: int) -> bool:
@@ -274,7 +277,8 @@ class TransactionalProducer:
                     self._answered(now_s)
                     return unanswered
                 if self._questions is not None and self._questions.answers():
-                    until_s = max(until_s, self._answered(self._began_s + MOVES_S))
+                    latest_s = self._began_s + MOVES_S if self._has_messages else self._latest_s
+                    until_s = max(until_s, self._answered(latest_s))
                 now_s = time.monotonic()
                 ask_s = now_s + ASK_S
             if not unanswered or now_s >= until_s:
