@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel import Client
 from local.loopback.brokers import Brokers
-from local.loopback.cluster import LocalCluster
+from local.loopback.cluster import LocalCluster, described
+from local.loopback.node import send_signal
 from support.kafka.read_committed import CommittedReader
+from support.services.service import wait_until
 from support.services.trio import NO_METRICS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -60,7 +63,7 @@ class Topic(CommittedReader):
 
     def wait_for_new(self) -> None:
         """Waits for messages that are sent only now."""
-        self.wait_for(len(self.sent) + 50)
+        self.wait_for(len(self.sent) + 50, timeout_s=PATIENT_S)
 
     def check(self) -> None:
         """All have arrived, each once and none early."""
@@ -107,3 +110,32 @@ def test_leaders_and_coordinators_move_within_a_term(
                 ends.wait(EVERY_S)
         topic.check()
     assert terms_lost(folder) == before
+
+
+def test_who_follows_a_leader_does_without_the_ids_that_a_broker_keeps(
+    cluster: LocalCluster, brokers: Brokers, cluster_id: str
+) -> None:
+    """A topic with one copy costs ids as its broker leaves; one is never risked, and says which."""
+    (node,) = cluster.nodes
+    away = brokers.each[-1]
+
+    def kept() -> bool:
+        answer = described(node.address, details=True)
+        return answer is not None and any("ids (" in m.report.kafka_error for m in answer.members)
+
+    with (
+        Topic(brokers, f"lone-{cluster_id}", replicas=1) as lone,
+        Topic(brokers, f"many-{cluster_id}", replicas=3) as many,
+    ):
+        with sending(cluster, [lone, many]):
+            lone.wait_for_new()
+            away.stop()
+            wait_until("ids are kept", kept, timeout_s=PATIENT_S)
+            send_signal(node.pids(["cleaner_pid"]), signal.SIGKILL)
+            many.wait_for_new()
+            wait_until("its successor says so", kept, timeout_s=PATIENT_S)
+            away.start()
+            brokers.wait_until_in_sync()
+            wait_until("all ids are back", lambda: not kept(), timeout_s=PATIENT_S)
+        for topic in (lone, many):
+            topic.check()
