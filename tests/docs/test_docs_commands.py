@@ -2,11 +2,13 @@
 
 import re
 import shlex
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from delaywheel_replica.cli.commands import find
+from delaywheel_replica.cli.commands import COMMANDS, PLUGIN_GROUP
 from delaywheel_replica.cli.parsing import Command, CommandGroup, Parser
 from local import demo, sim
 from local.bench import cli as bench
@@ -23,6 +25,10 @@ PARSERS = {
     "demo": demo.argument_parser,
     "sim": sim.argument_parser,
 }
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PLUGINS = PROJECT["entry-points"][PLUGIN_GROUP]
+"""Of this tree, whatever is installed."""
 
 FILES = {"node.toml", "pending.jsonl", "moved.jsonl"}
 
@@ -47,7 +53,9 @@ def test_commands_can_be_read(document: Path) -> None:
     lines = [line for block in blocks for line in _LINE.findall(block)]
     for text in [*_COMMAND.findall(content), *lines]:
         name, *words = shlex.split(text)
-        command = find(name)
+        command = COMMANDS.get(name)
+        if command is None and name in PLUGINS:
+            command = EntryPoint(name, PLUGINS[name], PLUGIN_GROUP).load()
         if isinstance(command, CommandGroup):
             command = command.commands.get(words.pop(0))
         assert isinstance(command, Command), text

@@ -22,7 +22,7 @@ JUDGED = {
     "Commit": pb.CommitOutcome,
     "GetMessage": pb.MessageState,
 }
-NOT_JUDGED = {"GetMessage": {"UNSPECIFIED"}}
+NOT_JUDGED = {"GetMessage": {"UNSPECIFIED", "UNDECIDED"}}
 
 
 @pytest.mark.parametrize("call", sorted(JUDGED))

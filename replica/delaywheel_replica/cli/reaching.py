@@ -40,11 +40,13 @@ class Nodes:
         addresses: HOST:PORT, separated by commas.
         tls: The files for TLS; None: plain text.
         trace: Makes the trace of the profile; a command that changes nothing needs none.
+        key_secret: With which programs of the profile hash keys in their trace; None: they do not.
     """
 
     addresses: str
     tls: Tls | None = None
     trace: Callable[[], EventReports | None] = field(default=lambda: None, compare=False)
+    key_secret: bytes | None = field(default=None, repr=False)
 
 
 def asked_server() -> str:
@@ -100,7 +102,8 @@ def _combine(named: dict[str, Any]) -> None:
         tls = None if found.tls_files is None else found.tls()
     except ValueError as error:
         raise CommandFailure("TLS_INVALID", str(error), ExitCode.USAGE) from error
-    named["server"] = Nodes(found.addresses, tls, partial(_trace, found))
+    secret = (found.trace or {}).get("secret")
+    named["server"] = Nodes(found.addresses, tls, partial(_trace, found), secret)
 
 
 def _trace(found: ServiceAddress) -> EventReports | None:

@@ -1,0 +1,376 @@
+"""One question from end to end: indexes, then nodes, then what all of it comes to.
+
+Nodes are asked with the caller's own rights. They know what is newer than an index, and what
+became of a message, for two minutes after its due; what they may not show is named as that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from delaywheel.client.exchange.answers import StoredMessage
+from delaywheel.client.searching import FilterOptions
+from delaywheel.client.sync import Client
+from delaywheel.errors import DelaywheelError, RefusedError
+from delaywheel.trace.texts import hashed, short_text
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.asking.sdk_failures import failure_of
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
+from delaywheel_replica.cli.parsing import usage
+from delaywheel_replica.cli.reaching import Nodes
+from delaywheel_replica.cli.values import bytes_given, from_ms, iso
+from delaywheel_replica.patterns import Pattern
+from delaywheel_trace.index.events import ACCEPTED
+from delaywheel_trace.index.layout import HOUR_MS
+from delaywheel_trace.search.command import Target
+from delaywheel_trace.search.indexes import Missing, SearchedIndexes, search_indexes
+from delaywheel_trace.search.ways import (
+    NOW,
+    Event,
+    Known,
+    MessageName,
+    Way,
+    clusters_filled,
+    name_of,
+    ways_of,
+)
+
+_END_MS: Final = 1 << 62
+MOST_ASKED: Final = 32
+"""Messages of one answer that are asked for one by one."""
+NODES: Final = "nodes"
+_INSPECT: Final = "inspect"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        target: A message by its name; None: those of which an event has `having`.
+        window: Of times; None: any.
+        limit: Of ways, at most.
+        key: The key that is looked for, as it is.
+        is_default: The window is the last hour, since none was given.
+    """
+
+    target: Target | None
+    having: Mapping[str, str]
+    window: tuple[int, int] | None
+    limit: int
+    key: bytes | None = None
+    is_default: bool = False
+
+    @property
+    def for_indexes(self) -> dict[str, Any]:
+        """Returns what `search_indexes` takes."""
+        if self.target is None:
+            times = zip(("from_ms", "to_ms"), self.window or (), strict=False)
+            return {"having": {**self.having, **dict(times)}}
+        if self.target.id is not None:
+            return {"id": self.target.id}
+        return {"place": self.target.place}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What is known.
+
+    Attributes:
+        ways: As far as the limit goes.
+        missing: What was not looked at, or not shown.
+    """
+
+    question: Question
+    ways: list[Way]
+    searched: SearchedIndexes
+    missing: list[Missing]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0: something is known; 1: nothing is; 3: as far as it could be looked at."""
+        if self.ways:
+            return ExitCode.DONE
+        return ExitCode.UNAVAILABLE if self.missing else ExitCode.REFUSED
+
+    @property
+    def nothing(self) -> str:
+        """What it means that nothing is known."""
+        if self.missing:
+            return "nothing was found, and not everything could be looked at"
+        if not self.searched.indexes:
+            return "nothing is known of it at the nodes, and no index was searched: --index"
+        root = self.root
+        if all(index.would_have(root) for index in self.searched.indexes):
+            newest_ms = min(index.newest_ms or 0 for index in self.searched.indexes)
+            return (
+                f"nothing is known of it, and it would be: all were traced, up to {iso(newest_ms)}"
+            )
+        return "nothing is known of it, and it may not have been traced"
+
+    @property
+    def root(self) -> str | None:
+        """The root of the way that is looked for, if it began with what is named."""
+        target = self.question.target
+        if target is None or target.place is None:
+            return None if target is None else target.id
+        return "/".join(map(str, target.place))
+
+
+def answer(question: Question, indexes: Sequence[str], server: Nodes, timeout_s: float) -> Answer:
+    """Looks for it in indexes, and then asks nodes; a part that fails is missing, no more."""
+    searched = search_indexes(
+        indexes,
+        question.for_indexes,
+        window=question.window,
+        limit=question.limit,
+        timeout_s=timeout_s,
+    )
+    missing = [*searched.missing]
+    if searched.cut:
+        missing.append(Missing("indexes", "CUT", searched.cut))
+    events = clusters_filled(searched.events)
+    nodes = AskedNodes(server, timeout_s)
+    if nodes.cluster is not None:
+        nodes.get(_to_ask(ways_of(events, Known()), nodes.cluster))
+        _search_nodes(nodes, question, events)
+    missing += nodes.missing
+    known = Known(nodes.cluster, nodes.progress_ms, _done_ms(searched))
+    ways = ways_of([*events, *nodes.events], known)
+    if question.target is None:
+        ways = ways[-question.limit :]
+    return Answer(question, ways, searched, missing)
+
+
+def question_of(
+    target: Target | None,
+    having: Mapping[str, str | None],
+    from_ms: int | None,
+    to_ms: int | None,
+    limit: int,
+    secret: bytes | None = None,
+) -> Question:
+    """Returns what a command line asks.
+
+    Args:
+        target: See `Question`.
+        having: What events have; None: anything.
+        from_ms: See `Question.window`.
+        to_ms: Likewise.
+        limit: Likewise.
+        secret: With which programs hash keys; None: they do not.
+
+    Raises:
+        CommandFailure: USAGE.
+    """
+    wanted = {name: value for name, value in having.items() if value is not None}
+    if (target is None) != bool(wanted):
+        raise usage("say an ID, a PLACE, or some of --key, --tag, --status, --group and --topic")
+    key = bytes_given(wanted["key"]) if "key" in wanted else None
+    if key is not None:
+        wanted["key"] = short_text(key) if secret is None else hashed(key, secret)
+    is_timed = from_ms is not None or to_ms is not None
+    if not is_timed and (target is not None or key is not None):
+        return Question(target, wanted, None, limit, key)
+    until_ms, since_ms = to_ms, from_ms
+    if until_ms is None:
+        until_ms = _END_MS if target is not None else time.time_ns() // 1_000_000
+    if since_ms is None:
+        since_ms = 0 if target is not None else until_ms - HOUR_MS
+    if since_ms >= until_ms:
+        raise usage("--from is not before --to")
+    return Question(target, wanted, (since_ms, until_ms), limit, key, is_default=not is_timed)
+
+
+def _search_nodes(
+    nodes: AskedNodes, question: Question, events: Sequence[Mapping[str, Any]]
+) -> None:
+    """Looks for pending messages that no index can name."""
+    target, having = question.target, question.having
+    if target is not None:
+        if target.id is not None and not events:
+            nodes.search(None, question.limit, {"id": bytes.fromhex(target.id)})
+        return
+    if having.keys() <= {"topic", "key"}:
+        options = FilterOptions()
+        if question.key is not None:
+            options["key"] = question.key
+        nodes.search(having.get("topic"), question.limit, options)
+
+
+def _to_ask(ways: Sequence[Way], cluster: str) -> list[tuple[str, MessageName, bool]]:
+    """Returns the messages of these nodes, the latest first, and of which the place is unknown."""
+    found: dict[MessageName, tuple[str, bool]] = {}
+    for way in ways:
+        read = {name_of(s.told) for s in way.steps if s.kind == "processed"}
+        for step in way.steps:
+            name = name_of(step.told)
+            if name is None or name.due_ms is None or name.cluster != cluster:
+                continue
+            if step.kind in ("sent", "accepted", "changed") and "topic" in step.told:
+                found[name] = step.told["topic"], name not in read
+            following = _following(step, name)
+            if following is not None:
+                found.setdefault(following, (step.told["topic"], False))
+    latest = sorted(found, key=lambda name: -(name.due_ms or 0))[:MOST_ASKED]
+    return [(found[name][0], name, found[name][1]) for name in latest]
+
+
+def _following(step: Any, name: MessageName) -> MessageName | None:
+    """Returns the message that comes after one, while it waits under a name that a step tells."""
+    told = step.told
+    if told.get("to_ms") is None or "topic" not in told or step.level is None:
+        return None
+    return MessageName(name.cluster, told.get("next_id") or name.id, told["to_ms"])
+
+
+def _done_ms(searched: SearchedIndexes) -> dict[str, int]:
+    """Returns up to when an index has all outcomes of its cluster, by what it has as newest."""
+    clusters = {e["index"]: e["cluster"] for e in searched.events if e.get("cluster")}
+    return {
+        cluster: searched.indexes[number].newest_ms or 0
+        for number, cluster in clusters.items()
+        if not searched.indexes[number].gaps and not searched.indexes[number].bad
+    }
+
+
+class AskedNodes:
+    """The nodes, for the time of one answer.
+
+    Attributes:
+        cluster: Theirs; None: none has answered.
+        progress_ms: Everything of it that is due up to here is done.
+        events: What they know of messages, as events.
+        missing: What they did not say.
+    """
+
+    def __init__(self, server: Nodes, timeout_s: float) -> None:
+        self._server: Final = server
+        self._until_s: Final = time.monotonic() + timeout_s
+        self._granted: list[Pattern] | None = None  # None: all
+        self.cluster: str | None = None
+        self.progress_ms: int | None = None
+        self.events: list[dict[str, Any]] = []
+        self.missing: list[Missing] = []
+        try:
+            self._describe()
+        except CommandFailure as failure:
+            self._miss(failure)
+
+    def get(self, names: Iterable[tuple[str, MessageName, bool]]) -> None:
+        """Asks for messages by topic and name; those with True also for their record in Kafka."""
+        with self._client() as client:
+            for topic, name, find_place in names:
+                if name.due_ms is None or not self._may_see(topic):
+                    continue
+                due, id_ = from_ms(name.due_ms), bytes.fromhex(name.id)
+                try:
+                    found = client.get(
+                        topic=topic, id=id_, due=due, find_place=find_place, timeout=self._left_s
+                    )
+                except DelaywheelError as error:
+                    if not self._note(error):
+                        return
+                    continue
+                if found is not None:
+                    self._add([found])
+
+    def search(self, topic: str | None, limit: int, options: FilterOptions) -> None:
+        """Asks for pending messages."""
+        if not self._may_see(topic):
+            return
+        with self._client() as client:
+            try:
+                found = client.search(topic, limit=limit, timeout=self._left_s, **options)
+            except DelaywheelError as error:
+                self._note(error)
+                return
+            self._add(found.messages)
+            if not found.complete:
+                text = "there are more pending messages than were examined: see delaywheel search"
+                self.missing.append(Missing(NODES, "INCOMPLETE", text))
+
+    def _describe(self) -> None:
+        described = ask(
+            self._server,
+            lambda stub: stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=self._left_s),
+        )
+        self.cluster = described.cluster_id
+        if described.HasField("progress"):
+            self.progress_ms = described.progress.due_ms
+        who = ask(self._server, lambda stub: stub.WhoAmI(pb.WhoAmIRequest(), timeout=self._left_s))
+        if not who.unlimited:
+            granted = [grant.topics for grant in who.grants if _INSPECT in grant.may]
+            self._granted = [Pattern(topic) for topics in granted for topic in topics]
+
+    def _may_see(self, topic: str | None) -> bool:
+        """Whether anything is to be asked of a topic; notes what is not shown of it."""
+        granted = self._granted
+        if granted is None:
+            return True
+        if topic is None and granted:
+            if not any(pattern.fits_all for pattern in granted):
+                shown = ", ".join(pattern.text for pattern in granted)
+                self._refused(f"only messages in topics {shown} are shown to you")
+            return True
+        if topic is not None and any(pattern.fits(topic) for pattern in granted):
+            return True
+        self._refused(f"you have no right 'inspect' in topic {topic}" if topic else "no right")
+        return False
+
+    def _refused(self, text: str) -> None:
+        missing = Missing(NODES, "FORBIDDEN", text)
+        if missing not in self.missing:
+            self.missing.append(missing)
+
+    def _note(self, error: DelaywheelError) -> bool:
+        """Notes why something is not known; returns whether it makes sense to ask for more."""
+        failure = failure_of(error)
+        assert failure is not None
+        self._miss(failure)
+        return isinstance(error, RefusedError) and not error.retry_helps
+
+    def _miss(self, failure: CommandFailure) -> None:
+        text = str(failure).removeprefix(f"{failure.reason}: ")
+        missing = Missing(NODES, failure.reason, text)
+        if missing not in self.missing:
+            self.missing.append(missing)
+
+    def _add(self, messages: Sequence[StoredMessage]) -> None:
+        cluster = self.cluster or ""
+        self.events += [
+            {"cluster": cluster, "told_by": NODES, **event}
+            for message in messages
+            for event in _events_of(message)
+        ]
+
+    def _client(self) -> Client:
+        return Client(self._server.addresses, tls=self._server.tls, timeout=self._left_s)
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.1, self._until_s - time.monotonic())
+
+
+def _events_of(message: StoredMessage) -> Iterator[Event]:
+    """Yields what a node's answer says of a message: that it was accepted, and how it is now."""
+    named = {"id": message.handle.id.hex(), "due_ms": message.due_ms, "topic": message.topic}
+    yield {
+        **named,
+        "kind": ACCEPTED,
+        "status": "ACCEPTED",
+        "time_ms": message.accepted_at_ms,
+        "reporter": message.wheel,
+        "number": message.seq,
+    }
+    known = {
+        "to_ms": message.rescheduled_to_ms,
+        "why": message.dead_reason,
+        **(asdict(message.place) if message.place is not None else {"topic": message.topic}),
+    }
+    told = {name: value for name, value in known.items() if value is not None}
+    yield {**named, **told, "kind": NOW, "status": message.state.name}

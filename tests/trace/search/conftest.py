@@ -1,0 +1,50 @@
+"""The command, a node that answers it as scripted, and an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.clients.command import Command
+from support.clients.fake_service import abort, answer
+from support.clients.scripted_node import ScriptedNode
+from support.wheels.indexes import IndexMaker
+
+SENT_MS = 1_900_000_000_250
+
+
+@pytest.fixture
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("DELAYWHEEL_SERVER", "127.0.0.1:1")
+    for name in ("DELAYWHEEL_INDEX", "DELAYWHEEL_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    return Command(capsys)
+
+
+@pytest.fixture
+def node(command: Command, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedNode]:
+    """Knows no message, and has done everything that is due up to an hour after `SENT_MS`."""
+    del command  # it sets the environment first
+    with ScriptedNode() as scripted:
+        scripted.describe = answer(
+            pb.DescribeClusterResponse(
+                cluster_id="shop",
+                node="n1",
+                progress=pb.Progress(due_ms=SENT_MS + 3_600_000),
+                now_ms=SENT_MS,
+            )
+        )
+        scripted.otherwise = abort("MESSAGE_NOT_FOUND")
+        monkeypatch.setenv("DELAYWHEEL_SERVER", scripted.address)
+        yield scripted
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> IndexMaker:
+    return IndexMaker(tmp_path / "index", SENT_MS)
