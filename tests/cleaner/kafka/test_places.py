@@ -41,11 +41,13 @@ NOW_MS = time.time_ns() // 1_000_000
 DUE_MS = NOW_MS - 2_000
 
 
-def outcome(id_: bytes, what: MessageOutcome, due_ms: int = DUE_MS) -> Dropped:
+def outcome(
+    id_: bytes, what: MessageOutcome, due_ms: int = DUE_MS, *, topic: str = "orders"
+) -> Dropped:
     return Dropped(
         what,
         content_differs=False,
-        topic="orders",
+        topic=topic,
         due_ms=due_ms,
         id=id_,
         accepted_at_ms=NOW_MS - 9_000,
@@ -90,17 +92,20 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
         create_topic(kafka.address, name)
     producer = Producer({"bootstrap.servers": kafka.address})
     for about, answer in ((CANCELLED, "committed"), (ASKED, "undecided"), (ASKED, "committed")):
-        told = {"outcome": "answered", "answer": answer, "due_ms": DUE_MS}
+        told = {"outcome": "answered", "answer": answer, "due_ms": DUE_MS, "topic": topic}
         producer.produce(names.outcomes, json.dumps(told), about)
     reported = [
-        outcome(CANCELLED, MessageOutcome.CANCELLED, DUE_MS + 1),
-        outcome(CANCELLED, MessageOutcome.DUPLICATE),
-        outcome(DELIVERED, MessageOutcome.CANCELLED, DUE_MS - 1),
-        outcome(CANCELLED, MessageOutcome.CANCELLED),
+        outcome(CANCELLED, MessageOutcome.CANCELLED, DUE_MS + 1, topic=topic),
+        outcome(CANCELLED, MessageOutcome.DUPLICATE, topic=topic),
+        outcome(DELIVERED, MessageOutcome.CANCELLED, topic="somebody-elses"),
+        outcome(CANCELLED, MessageOutcome.CANCELLED, topic=topic),
         outcome(
-            RELEASED, MessageOutcome.CANCELLED, released_ms := time.time_ns() // 1_000_000 + 9_000
+            RELEASED,
+            MessageOutcome.CANCELLED,
+            released_ms := time.time_ns() // 1_000_000 + 9_000,
+            topic=topic,
         ),
-        outcome(LETTER, MessageOutcome.ASKED),
+        outcome(LETTER, MessageOutcome.ASKED, topic=topic),
     ]
     for record in dropped(names, reported):
         producer.produce(record.topic, record.value, record.key)
@@ -112,7 +117,12 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     for cluster in ("another", cluster_id):
         by: list[tuple[str, str | bytes | None]] = [("dw-wheel", f"{cluster}/n1.1")]
         producer.produce(topic, b"it came", headers=headers + by)
-    headers = [("dw-id", ASKED.hex()), ("dw-due", str(DUE_MS)), ("dw-dead-reason", "it was")]
+    headers = [
+        ("dw-id", ASKED.hex()),
+        ("dw-due", str(DUE_MS)),
+        ("dw-dead-reason", "it was"),
+        ("dw-dead-topic", topic),
+    ]
     producer.produce(names.dead, b"replayed, and answered since", headers=headers)
     assert producer.flush(60) == 0
 
@@ -162,7 +172,7 @@ def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
         create_topic(kafka.address, name)
     producer = Producer({"bootstrap.servers": kafka.address})
     ids = [bytes(15) + bytes([number]) for number in range(200)]
-    cancelled = [outcome(id_, MessageOutcome.CANCELLED) for id_ in ids[:199]]
+    cancelled = [outcome(id_, MessageOutcome.CANCELLED, topic=topic) for id_ in ids[:199]]
     for record in dropped(names, cancelled):
         producer.produce(record.topic, record.value, record.key)
     assert producer.flush(60) == 0
@@ -195,6 +205,39 @@ def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
     assert searches == [200, 1]
     told = {each.question: each.outcome == "cancelled" for each in found if each.place is not None}
     assert told == dict.fromkeys(range(199), True)
+
+
+RECORD = {"dw-id": LETTER.hex().encode(), "dw-due": b"%d" % DUE_MS}
+COPY_DIED = RECORD | {"dw-dead-topic": b"mine"}
+COPY_ASKED = RECORD | {"dw-half-topic": b"mine"}
+COPY_UNASKED = COPY_ASKED | {"dw-dead-topic": NAMES.halves.encode()}
+
+
+@pytest.mark.parametrize(
+    ("topic", "headers", "named"),
+    [
+        ("orders", RECORD, "orders"),
+        (NAMES.dead, COPY_DIED, "mine"),
+        (NAMES.dead, COPY_UNASKED, "mine"),
+        (NAMES.halves, COPY_ASKED, "mine"),
+        (NAMES.dead, RECORD, None),
+    ],
+)
+def test_a_copy_in_another_topic_is_another_message(
+    topic: str, headers: dict[str, bytes], named: str | None
+) -> None:
+    """Who knew id and due of a message cancelled a copy of his own: the owner heard CANCELLED."""
+
+    class Record:
+        def topic(self) -> str:
+            return topic
+
+        def headers(self) -> list[tuple[str, bytes]]:
+            return [*headers.items()]
+
+    record = cast("Message", Record())
+    expected = None if named is None else (RECORD["dw-id"], RECORD["dw-due"], named)
+    assert places._delivered(NAMES, record) == expected
 
 
 @pytest.mark.parametrize("value", [b"{", b"[]", b"\xff", b"7", None])
@@ -243,8 +286,12 @@ class Busy:
             if isinstance(self.ends, KafkaException):
                 raise self.ends
             error = None if self.ends is None else KafkaError(self.ends)
-        value = {"outcome": "answered", "answer": self._answer, "due_ms": DUE_MS}
-        headers = [("dw-id", LETTER.hex().encode()), ("dw-due", b"%d" % DUE_MS)]
+        value = {"outcome": "answered", "answer": self._answer, "due_ms": DUE_MS, "topic": "orders"}
+        headers = [
+            ("dw-id", LETTER.hex().encode()),
+            ("dw-due", b"%d" % DUE_MS),
+            ("dw-half-topic", b"orders"),
+        ]
         said = {
             "error": error,
             "topic": topic,
@@ -258,7 +305,7 @@ class Busy:
         return [type("Record", (), methods)()]
 
 
-ASKED_LETTER = AskPlace(1, LETTER, DUE_MS, NAMES.halves, is_dead=False, is_asked_half=True)
+ASKED_LETTER = AskPlace(1, LETTER, DUE_MS, "orders", is_dead=False, is_asked_half=True)
 
 
 @pytest.mark.parametrize(("answer", "told"), [("committed", "committed"), ("undecided", None)])

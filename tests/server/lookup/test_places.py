@@ -78,7 +78,7 @@ async def test_what_a_group_has_answered_is_the_state_of_its_half(
     cleaner = Cleaner(PlaceFound(0, place, answer=answer))
     asked = message(pb.MESSAGE_STATE_ASKED)
     await cleaner.places.add_place(asked)
-    assert [(each.is_asked_half, each.topic) for each in cleaner.asked] == [(True, "halves")]
+    assert [(each.is_asked_half, each.topic) for each in cleaner.asked] == [(True, "orders")]
     assert asked.state == pb.MessageState.Value(f"MESSAGE_STATE_{state}")
     assert asked.HasField("place") == (place is not None)
 

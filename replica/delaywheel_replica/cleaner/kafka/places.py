@@ -1,10 +1,12 @@
 """Where messages went: looks for their records in Kafka, only on request.
 
 Nothing is kept of what is forwarded: delivery reports would cost time for each message, and only
-one leader would have them. A record names its message (`dw-id`, `dw-due`), and its cluster
-(`dw-wheel`): another one may deliver a message with the same id and due to the same topic, above
-all after a move. Its timestamp is when it was forwarded, not before its due, or the one that its
-caller set: a search begins at that time.
+one leader would have them. A record names its message: id and due (`dw-id`, `dw-due`), and the
+topic, by where it lies, or by `dw-dead-topic`, `dw-half-topic`. Whoever knows id and due may have
+sent them to a topic of its own, cancelled that, or had it die: that is another message. A record
+names its cluster, too (`dw-wheel`): another one may deliver the same message to the same topic,
+above all after a move. Its timestamp is when it was forwarded, not before its due, or the one that
+its caller set: a search begins at that time.
 
 | searched | from | for messages that |
 |---|---|---|
@@ -47,10 +49,10 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from delaywheel.ingress import HalfAnswer
-from delaywheel.record_headers import DELIVERED_BY, headers_of, last_of
+from delaywheel.ingress import TOPIC, HalfAnswer
+from delaywheel.record_headers import DELIVERED_BY, HALF_TOPIC, headers_of, last_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
-from delaywheel_replica.kafka_settings import KafkaSettings
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
 from delaywheel_replica.process.logs import get_logger
 
@@ -178,8 +180,8 @@ class _Asked(NamedTuple):
         return _since_ms(self.asked)
 
 
-_Named = tuple[bytes, bytes]
-"""A message, by its id in hex digits and its due, as headers have them."""
+_Named = tuple[bytes, bytes, str]
+"""A message, by its id in hex digits and its due, as headers have them, and its topic."""
 
 
 class _Search:
@@ -208,7 +210,7 @@ class _Search:
         self._look(consumer, names.outcomes, named, _done_ms, _ended)
         # The letter first: all outcomes since then may be more than a search may read.
         asked = [each for each in self._open.values() if each.is_asked_half]
-        delivered = partial(_delivered, names.cluster_id.encode())
+        delivered = partial(_delivered, names)
         self._look(consumer, names.halves, asked, _done_ms, delivered)
         self._look(consumer, names.outcomes, asked, _done_ms, _answered)
         alive: dict[str, list[AskPlace]] = {}
@@ -242,7 +244,7 @@ class _Search:
             return
         wanted: dict[_Named, list[int]] = {}
         for each in asked:
-            name = each.id.hex().encode(), b"%d" % each.due_ms
+            name = each.id.hex().encode(), b"%d" % each.due_ms, each.topic
             wanted.setdefault(name, []).append(each.question)
         from_ms = max(0, min(map(since_ms, asked)) - _SLACK_MS)
         known = consumer.list_topics(topic, timeout=max(self._left_s, 0.01)).topics[topic]
@@ -345,7 +347,7 @@ def _named_by_outcome(message: Message, *kinds: str) -> _Named | None:
     key, outcome = message.key(), _outcome(message)
     if not isinstance(key, bytes) or outcome.get("outcome") not in kinds:
         return None
-    return key.hex().encode(), str(outcome.get("due_ms")).encode()
+    return key.hex().encode(), str(outcome.get("due_ms")).encode(), str(outcome.get("topic"))
 
 
 def _outcome(message: Message) -> dict[str, Any]:
@@ -357,13 +359,17 @@ def _outcome(message: Message) -> dict[str, Any]:
     return outcome if isinstance(outcome, dict) else {}
 
 
-def _delivered(cluster_id: bytes, message: Message) -> _Named | None:
+def _delivered(names: KafkaNames, message: Message) -> _Named | None:
     """The message of which this is the record, unless another cluster has written it."""
     id_, due_ms = _header(message, "dw-id"), _header(message, "dw-due")
     cluster, separator, _ = (_header(message, DELIVERED_BY) or b"").partition(b"/")
-    if separator and cluster != cluster_id:  # without one: of a release that named none
+    if separator and cluster != names.cluster_id.encode():  # none: of a release that named none
         return None
-    return None if id_ is None or due_ms is None else (id_, due_ms)
+    topic = message.topic()
+    if topic in {names.dead, names.halves}:
+        said = (_header(message, name) for name in (HALF_TOPIC, TOPIC, "dw-dead-topic"))
+        topic = next((name.decode(errors="replace") for name in said if name), None)
+    return None if id_ is None or due_ms is None or topic is None else (id_, due_ms, topic)
 
 
 def _header(message: Message, name: str) -> bytes | None:

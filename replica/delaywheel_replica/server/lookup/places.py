@@ -126,7 +126,7 @@ class AskedPlaces:
             0,
             message.id,
             message.due_ms,
-            self._halves_topic if is_asked else message.topic,
+            message.topic,
             timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,
             is_dead=is_dead,
             is_named_by_cancel=is_named_by_cancel,
