@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import IO
 
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
@@ -28,7 +24,6 @@ from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.columns import with_own_headers
 from delaywheel_audit.kafka.control import ControlMissingError, Done, read_done
 from delaywheel_audit.kafka.errors import KafkaSourceError
-from delaywheel_audit.kafka.jars import JARS_VARIABLE, settings_of_the_connector
 from delaywheel_audit.kafka.plan import Plan
 from delaywheel_audit.matching.findings import is_error
 from delaywheel_audit.matching.ingress import (
@@ -47,6 +42,7 @@ from delaywheel_audit.options import Options
 from delaywheel_audit.output import SUMMARY, Output, OutputUnwritableError
 from delaywheel_audit.progress import Progress
 from delaywheel_audit.requests import SCHEMA
+from delaywheel_audit.session import CouldNotRun, spark_session
 from delaywheel_audit.settings import Setting, SettingsUnreadableError
 from delaywheel_audit.shipping import ship_packages
 from delaywheel_audit.sources.hiding import shown_command
@@ -77,20 +73,6 @@ job costs in total; code that runs for each of many rows is compiled soon in any
 """
 _RESTING_S = 10.0
 """A leader commits its progress three times a second, even without messages."""
-
-
-class CouldNotRun(Exception):
-    """The job could not run; the text says why.
-
-    Attributes:
-        reason: Stable, UPPER_SNAKE_CASE.
-        message: What happened, and what to do.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.reason = reason
-        self.message = message
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -489,86 +471,23 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class _session:  # noqa: N801 - used like a function
-    """Creates a Spark session for this job, or uses spark-submit's own."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        # Output of Spark and its JVM: useful only if the job fails.
-        self._said: IO[bytes] | None = None
-
-    def __enter__(self) -> SparkSession:
-        options = self._options
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.appName("delaywheel reconcile")
-        settings = {
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.adaptive.enabled": "true",
-            # A ledger has many small files: one task reads several.
-            "spark.sql.files.openCostInBytes": str(256 * 1024),
-            "spark.ui.showConsoleProgress": "false",
-            # Else each column notes for errors which line of ours made it: two of three calls.
-            "spark.python.sql.dataFrameDebugging.enabled": "false",
-        }
-        submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
-        if not submitted:
-            settings |= {
-                "spark.driver.memory": options.memory,
-                "spark.driver.defaultJavaOptions": _JAVA,
-                "spark.ui.enabled": "false",
-                "spark.log.level": "ERROR",
-                "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()),
-            }
-            try:
-                settings |= settings_of_the_connector()
-            except OSError as error:
-                raise CouldNotRun("SPARK_FAILED", f"{JARS_VARIABLE}: {error}") from error
-            builder = builder.master(options.master or "local[*]")
-            self._said = tempfile.NamedTemporaryFile(
-                prefix="reconcile-spark-", suffix=".log", delete=False
-            )
-        elif options.master is not None:
-            builder = builder.master(options.master)
-        for name, value in settings.items():
-            builder = builder.config(name, value)
-        try:
-            with _stderr_to(self._said):
-                self._spark = builder.getOrCreate()
-        except Exception as error:
-            more = f"; it said more in {self._said.name}" if self._said else ""
-            raise CouldNotRun("SPARK_FAILED", f"Spark does not start: {error}{more}") from error
-        self._progress = Progress(self._spark.sparkContext)
-        self._progress.start()
-        return self._spark
-
-    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
-        self._progress.stop()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            self._spark.stop()
-        if self._said is not None:
-            self._said.close()
-            named = isinstance(error, CouldNotRun) and error.reason != "SPARK_FAILED"
-            if error is None or named:
-                Path(self._said.name).unlink(missing_ok=True)
-            else:
-                _say(f"What Spark said: {self._said.name}")
-
-
 @contextmanager
-def _stderr_to(file: IO[bytes] | None) -> Iterator[None]:
-    """Redirects the standard error of processes started meanwhile; None: no change."""
-    if file is None:
-        yield
-        return
-    sys.stderr.flush()
-    ours = os.dup(2)
-    os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(ours, 2)
-        os.close(ours)
+def _session(options: Options) -> Iterator[SparkSession]:
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.adaptive.enabled": "true",
+        # A ledger has many small files: one task reads several.
+        "spark.sql.files.openCostInBytes": str(256 * 1024),
+    }
+    with spark_session(
+        "reconcile", settings, master=options.master, memory=options.memory, java=_JAVA
+    ) as spark:
+        progress = Progress(spark.sparkContext)
+        progress.start()
+        try:
+            yield spark
+        finally:
+            progress.stop()
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def test_a_batch_becomes_rows() -> None:
 
 
 def test_what_is_unknown_is_kept() -> None:
-    head = replace(HEAD, version=2, kind="seen")
+    head = replace(HEAD, version=2, kind="seen", rest={"zone": "a"})
     rows: Rows = {"id": [ID, OTHER], "colour": ["red", None], "shape": [[1], {"a": 2}]}
-    found = of_batch(head, rows, {"zone": "a"}).to_pylist()
+    found = of_batch(head, rows).to_pylist()
     assert [(event["kind"], json.loads(event["extra"])) for event in found] == [
         ("seen", {"zone": "a", "v": 2, "colour": "red", "shape": [1]}),
         ("seen", {"zone": "a", "v": 2, "shape": {"a": 2}}),

@@ -80,9 +80,7 @@ _REPEATED: Final = [n for n in SCHEMA.names if n not in _VARIED and n not in _CL
 _BLOOM_ERRORS: Final = 0.01
 
 
-def of_batch(
-    head: BatchHead, rows: Rows, unknown_fields: Mapping[str, Any] | None = None
-) -> pa.RecordBatch:
+def of_batch(head: BatchHead, rows: Rows) -> pa.RecordBatch:
     """Returns the events of a decoded batch."""
     count = len(next(iter(rows.values())))
     head_columns = {
@@ -100,7 +98,7 @@ def of_batch(
     columns["row"] = range(count)
     columns["dropped"] = [head.dropped] + [0] * (count - 1)
     columns["root"] = _roots(columns, count)
-    columns["extra"] = _extras(head, rows, unknown_fields or {}, count)
+    columns["extra"] = _extras(head, rows, count)
     return pa.record_batch(
         [_array(columns.get(f.name), head_columns.get(f.name), f.type, count) for f in SCHEMA],
         schema=SCHEMA,
@@ -237,11 +235,9 @@ def _roots(columns: Mapping[str, Sequence[Any]], count: int) -> list[str | None]
     return roots
 
 
-def _extras(
-    head: BatchHead, rows: Rows, unknown_fields: Mapping[str, Any], count: int
-) -> list[str | None] | None:
+def _extras(head: BatchHead, rows: Rows, count: int) -> list[str | None] | None:
     unknown = [name for name in rows if name not in COLUMNS]
-    same = dict(unknown_fields)
+    same = dict(head.rest)
     if head.version != VERSION:
         same["v"] = head.version
     if not unknown and not same:

@@ -14,10 +14,11 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from delaywheel_audit.job import CouldNotRun, run
+from delaywheel_audit.job import run
 from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.options import Options
+from delaywheel_audit.session import CouldNotRun
 from delaywheel_audit.sources.inputs import KafkaPlace
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.books import make

@@ -17,6 +17,7 @@ from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
 from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.matching.terms import Terms
 from delaywheel_audit.options import Options
+from delaywheel_audit.session import CouldNotRun
 from delaywheel_audit.settings import Setting, SettingsUnreadableError
 from delaywheel_audit.sources.ledger_files import END_MS
 from delaywheel_replica.cli.app import main
@@ -121,9 +122,9 @@ def test_a_failure_of_spark_is_named_by_what_kafka_has_then(
         raise PySparkException("in a task")
 
     monkeypatch.setattr("delaywheel_audit.job._Run.run", fail)
-    with pytest.raises(job.CouldNotRun, match="SPARK_FAILED: in a task"):
+    with pytest.raises(CouldNotRun, match="SPARK_FAILED: in a task"):
         job.run(MagicMock(), options)
     gone = KafkaSourceError(Reason.OFFSETS_GONE, "t [0]")
     monkeypatch.setattr("delaywheel_audit.job._Run.why", lambda *_: gone)
-    with pytest.raises(job.CouldNotRun, match=r"OFFSETS_GONE: t \[0\]"):
+    with pytest.raises(CouldNotRun, match=r"OFFSETS_GONE: t \[0\]"):
         job.run(MagicMock(), options)

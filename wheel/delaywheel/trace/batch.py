@@ -8,7 +8,7 @@ is, and whatever else it has; what it cannot take is one error, `BatchInvalidErr
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
 from delaywheel.trace.schema import COLUMNS, VERSION, Form
@@ -37,6 +37,7 @@ class BatchHead:
         share: Of all ways, how many are traced: from 0 to 1.
         dropped: How many events were dropped since the reporter's last batch.
         version: Of the format.
+        rest: Other fields, which a later version has.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class BatchHead:
     share: float
     dropped: int
     version: int = VERSION
+    rest: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -64,7 +66,8 @@ class BatchHead:
             value = found[name] = wanted.get(name)
             if not fits(value):
                 raise BatchInvalidError(f"{'v' if name == 'version' else name} is {value!r}")
-        return cls(**found)
+        rest = {name: value for name, value in document.items() if name not in _OF_THE_FORMAT}
+        return cls(**found, rest=rest)
 
 
 def encode(head: BatchHead, rows: Rows) -> bytes:
@@ -72,7 +75,8 @@ def encode(head: BatchHead, rows: Rows) -> bytes:
     names: dict[str | None, int] = {}
     columns = [f'"{name}":[{_written(COLUMNS[name].form, rows[name], names)}]' for name in rows]
     said = asdict(head)
-    before = _dumps({"v": said.pop("version"), **said, "names": list(names)})
+    known = {"v": said.pop("version"), **said.pop("rest"), **said}
+    before = _dumps({**known, "names": list(names)})
     return f'{before[:-1]},"rows":{{{",".join(columns)}}}}}'.encode(errors="replace")
 
 
@@ -191,3 +195,4 @@ _HEAD: Final[dict[str, Callable[[Any], bool]]] = {
     "share": _is_share,
     "dropped": _is_count,
 }
+_OF_THE_FORMAT: Final = {*_HEAD, "v", "names", "rows"}
