@@ -18,9 +18,10 @@ from local.loopback.kafka import JVM_VARIABLE
 from local.loopback.kafka_jars import cache_folder
 from local.loopback.shared import BROKER_VARIABLE, TEST_JVM, JoinedBroker, SharedBroker
 from support.process.failures import pytest_configure
+from support.process.spark import spark
 from support.server.forked import fork_node
 
-__all__ = ["pytest_configure"]
+__all__ = ["pytest_configure", "spark"]
 
 # As in scripts/: hundreds of processes start here, and most of a start would be compiling.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -47,8 +47,9 @@ SCRIPTS = ("tests/scripts/test_chaos_whole.py", "tests/scripts/test_demo_whole.p
 """These start brokers of their own."""
 BROKERS = "tests/brokers"
 """These stop brokers of three that they share."""
-SPARK = "tests/audit"
-"""Nearly all of these need Spark: it is started once, for these."""
+INDEX = "tests/trace/index"
+SPARK = ("tests/audit", INDEX)
+"""Many of these need Spark: it is started once, for these."""
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
@@ -153,10 +154,10 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
         Step("pytest one node", (*one_node, ONE_NODE)),
         # Its tests start processes, too: at the end, alone, they would leave a core idle.
         Step("pytest", (*without, *_ignored(SIMULATION, SERVER, *SECURED, *CORE))),
-        Step("pytest kafka", (*kafka, *KAFKA)),
+        Step("pytest kafka", (*kafka, *KAFKA, *_ignored(INDEX))),
         # What computes a whole core is not to be alone at the end.
         *slow,
-        Step("pytest spark", (*spark, SPARK)),
+        Step("pytest spark", (*spark, *SPARK)),
         Step("pytest cleaner", (*cleaner, CLEANER)),
         Step("pytest serving", (*without, SERVING)),
         Step("pytest secured", (*without, *SECURED)),

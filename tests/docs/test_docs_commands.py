@@ -38,7 +38,7 @@ _LINE = re.compile(
     r"^(?:[\d*]+ [\d* ]+  )?(?:handle=\$\()?delaywheel ([a-z][^|>#\n)]*)", re.MULTILINE
 )
 _DATE = re.compile(r"\$\(date [^()]*\)")
-_SCRIPT = re.compile(r"(?:`|^)scripts/([a-z]+)(?![a-z_/])( [^`\n]*)?", re.MULTILINE)
+_SCRIPT = re.compile(r"(?:`|^)scripts/([a-z-]+)(?![a-z_/-])( [^`\n]*)?", re.MULTILINE)
 
 
 def readable(words: list[str]) -> bool:

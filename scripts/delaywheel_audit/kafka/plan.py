@@ -183,14 +183,24 @@ def check_topics(plan: Plan, kafka: KafkaQuestions) -> None:
         _check_topic(topic, found[topic.name])
 
 
-def check(plan: Plan, kafka: KafkaQuestions) -> None:
+def check(plan: Plan, kafka: KafkaQuestions, *, is_followed: bool = False) -> None:
     """Holds a plan against what Kafka has now: says why a read of it failed, if that shows.
+
+    Args:
+        plan: It.
+        kafka: Whom to ask.
+        is_followed: Reading goes on where the ranges end, so empty ones say from where.
 
     Raises:
         KafkaSourceError: Not all of it can be read any more.
     """
     check_topics(plan, kafka)
-    ranges = {(topic, p): r for topic, of in plan.offsets().items() for p, r in of.items()}
+    ranges = {
+        (topic.name, r.partition): r
+        for topic in plan.topics
+        for r in topic.ranges
+        if is_followed or r.start < r.end
+    }
     low = kafka.earliest(ranges)
     stable = kafka.stable_ends(ranges)
     for place, range_ in ranges.items():

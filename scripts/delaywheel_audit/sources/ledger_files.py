@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -190,6 +191,14 @@ class Listing:
             elif file.last_seq > behind:
                 overlapping.append(LedgerRead((file,), behind))
         return [LedgerRead(tuple(clean), 0), *overlapping] if clean else overlapping
+
+    def reads_of_files(self) -> list[LedgerRead]:
+        """Returns how to read the files one by one so that each row is read once, in order."""
+        return [
+            LedgerRead((file,), behind if file.first_seq <= behind else 0)
+            for file, behind in self._with_what_is_before()
+            if file.last_seq > behind
+        ]
 
     def _with_what_is_before(self) -> Iterator[tuple[LedgerFile, int]]:
         """Returns each file with the greatest last seq of those before it."""
@@ -386,6 +395,20 @@ class LedgerFolder:
             parts = [path.lstrip("/").partition("/") for path in paths]
             return [f"{name}://{container}@{host}/{path}" for container, _, path in parts]
         return [f"{name}://{authority}/{path.lstrip('/')}" for path in paths]
+
+    def rows(self, read: LedgerRead) -> pa.Table:
+        """Returns the rows of a read of one file.
+
+        Raises:
+            LedgerUnreadableError: It cannot be read.
+        """
+        (file,) = read.files
+        try:
+            rows = pq.ParquetFile(file.path, filesystem=self._fs).read()
+        except (OSError, pa.ArrowException) as error:
+            cause = without_secrets(str(error), self.uri)
+            raise LedgerUnreadableError(f"{shown(self.uri)}: {cause}") from error
+        return rows.filter(pc.field("seq") > read.behind_seq) if read.behind_seq else rows
 
     def _accepted(self, file: LedgerFile) -> tuple[int, int]:
         """Returns when a file's first and last rows were accepted, from its footer."""

@@ -72,7 +72,7 @@ OUTCOME: Final = "outcome"
 
 GROUP_ROWS: Final = 131_072
 """Of a row group, at most."""
-_BLOOMS: Final = ("id", "root", "key", "offset")
+BLOOMS: Final = ("id", "root", "key", "offset")
 _CLIMBING: Final = ("due_ms", "time_ms", "to_ms", "offset", "slot", "row", "cost_us", "handler_us")
 """Numbers that are near to the one before: 21.5 bytes an event instead of 29.6."""
 _VARIED: Final = {"id", "next_id", "root", "key", "extra"}
@@ -148,10 +148,9 @@ def of_outcome(
     }
 
 
-def of_ledger(rows: pa.Table, cluster: str) -> pa.Table:
-    """Returns rows of the ledger as events; those of a seq follow one another."""
+def of_ledger(rows: pa.Table, places: npt.NDArray[np.int64], cluster: str) -> pa.Table:
+    """Returns rows of the ledger as events; `places_in_seqs` has the places."""
     count = len(rows)
-    seqs = rows["seq"].combine_chunks().to_numpy()
     given = {
         "id": rows["id"],
         "due_ms": rows["due_ms"],
@@ -159,7 +158,7 @@ def of_ledger(rows: pa.Table, cluster: str) -> pa.Table:
         "topic": rows["topic"].cast(_TEXT),
         "reporter": rows["wheel"].cast(_TEXT),
         "number": rows["seq"],
-        "row": pa.array(_places(seqs)),
+        "row": pa.array(places),
     }
     same = {"kind": ACCEPTED, "status": "ACCEPTED", "cluster": cluster}
     columns = [given.get(f.name) for f in SCHEMA]
@@ -170,14 +169,21 @@ def of_ledger(rows: pa.Table, cluster: str) -> pa.Table:
     return pa.table(filled, schema=SCHEMA)
 
 
-def open_writer(sink: Any, *, merged: pa.Table | None = None) -> pq.ParquetWriter:
+def places_in_seqs(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Returns the place of each row of the ledger among those of its seq, which are together."""
+    seqs = rows["seq"].combine_chunks().to_numpy()
+    begins = np.flatnonzero(np.diff(seqs, prepend=-1))
+    return np.arange(len(seqs)) - np.repeat(begins, np.diff(begins, append=len(seqs)))
+
+
+def open_writer(sink: Any, values: Mapping[str, int] | None = None) -> pq.ParquetWriter:
     """Opens a file of events.
 
     Args:
         sink: Where it goes.
-        merged: Its rows, if they are known already: then it gets bloom filters that fit them.
+        values: Which columns get bloom filters, for as many values a row group.
     """
-    blooms = {} if merged is None else _blooms(merged)
+    blooms = {n: {"ndv": count, "fpp": _BLOOM_ERRORS} for n, count in (values or {}).items()}
     return pq.ParquetWriter(
         sink,
         SCHEMA,
@@ -188,20 +194,17 @@ def open_writer(sink: Any, *, merged: pa.Table | None = None) -> pq.ParquetWrite
     )
 
 
+def values_of(rows: pa.Table) -> dict[str, int]:
+    """Returns how many values the columns have that get bloom filters, if they have any."""
+    counts = {name: len(rows) - rows[name].null_count for name in BLOOMS}
+    return {name: count for name, count in counts.items() if count}
+
+
 def write_merged(sink: Any, rows: pa.Table) -> None:
     """Writes rows that are sorted by id and time, with bloom filters."""
-    with open_writer(sink, merged=rows) as writer:
+    values = {name: min(count, GROUP_ROWS) for name, count in values_of(rows).items()}
+    with open_writer(sink, values) as writer:
         writer.write_table(rows, row_group_size=GROUP_ROWS)
-
-
-def _blooms(rows: pa.Table) -> dict[str, dict[str, Any]]:
-    """Returns how large they are to be: by the values that a row group has at most."""
-    found = {}
-    for name in _BLOOMS:
-        values = min(len(rows) - rows[name].null_count, GROUP_ROWS)
-        if values:
-            found[name] = {"ndv": values, "fpp": _BLOOM_ERRORS}
-    return found
 
 
 def _array(values: Any, same: Any, kind: Any, count: int) -> Any:
@@ -247,12 +250,6 @@ def _extras(head: BatchHead, rows: Rows, count: int) -> list[str | None] | None:
         for row in range(count)
     )
     return [_dumps(extra) if extra else None for extra in extras]
-
-
-def _places(seqs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Returns the place of each row among those of its seq."""
-    begins = np.flatnonzero(np.diff(seqs, prepend=-1))
-    return np.arange(len(seqs)) - np.repeat(begins, np.diff(begins, append=len(seqs)))
 
 
 def _number(value: Any) -> int | None:

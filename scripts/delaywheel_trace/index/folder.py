@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from delaywheel_trace.index.layout import Layout
 _OBJECT_STORES: Final = {"s3", "gcs", "abfs"}
 """Where a file appears when its stream is closed, even by a failure, and moving copies."""
 _ASIDE: Final = "aside"
+_COPIED_BYTES: Final = 1 << 20
 UNREACHED: Final = (OSError, pa.ArrowException)
 """What a file system raises that fails."""
 
@@ -49,7 +52,7 @@ class IndexFolder:
         except (*UNREACHED, ValueError) as error:
             raise IndexUnreadableError(f"{shown(uri)}: {error}") from None
         self.root: Final = root.rstrip("/")
-        self.is_local: Final = self.filesystem.type_name == "local"
+        self.is_local = self.filesystem.type_name == "local"
 
     def listing(self) -> Layout:
         """Returns what is there; an index that is not there is empty.
@@ -91,10 +94,29 @@ class IndexFolder:
             self.filesystem.copy_file(aside, final)
             self.filesystem.delete_file(aside)
             return
-        self._sync(aside)
-        self.filesystem.move(aside, final)
-        self._sync(final.rpartition("/")[0])
-        self._sync(self.root)
+        self._move(aside, final)
+
+    def put_file(self, path: str, file: Path) -> None:
+        """Puts a file of this machine in place as `put` does; here it is moved."""
+        if not self.is_local:
+            with file.open("rb") as source:
+                self.put(path, lambda stream: shutil.copyfileobj(source, stream, _COPIED_BYTES))
+            file.unlink()
+            return
+        final = self.full(path)
+        self.filesystem.create_dir(final.rpartition("/")[0], recursive=True)
+        self._move(str(file), final)
+
+    @contextmanager
+    def room(self) -> Iterator[Path]:
+        """Returns a folder of this machine for what is being made; its files can be moved."""
+        beside = Path(self.full(_ASIDE)) if self.is_local else Path(tempfile.gettempdir())
+        beside.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="sorting-", dir=beside))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def delete(self, path: str) -> None:
         """Deletes a file, if it is there."""
@@ -115,6 +137,12 @@ class IndexFolder:
             fs.FileSelector(folder, allow_not_found=True)
         )
         return found
+
+    def _move(self, path: str, final: str) -> None:
+        self._sync(path)
+        self.filesystem.move(path, final)
+        self._sync(final.rpartition("/")[0])
+        self._sync(self.root)
 
     def _sync(self, path: str) -> None:
         if not self.is_local:

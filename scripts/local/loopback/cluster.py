@@ -11,6 +11,7 @@ Layout of the folder:
     <node>/           the node's data
     <node>.toml       its configuration: `delaywheel serve --config <node>.toml` runs it by hand
     <node>.log        what its processes print
+    trace-index/      what became of each message, with --trace; trace-index.log
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from local.loopback.brokers import Brokers
 from local.loopback.child import end_if_interrupted, interrupt_on_signals
+from local.loopback.indexing import IndexJob
 from local.loopback.kafka import claim_port, free_ports, write_ready_file
 from local.loopback.kafka_jars import KafkaError
 from local.loopback.node import STOP_TIMEOUT_S, Node
@@ -467,6 +470,11 @@ def argument_parser() -> argparse.ArgumentParser:
         "--ready-file", type=Path, metavar="F", help="write addresses and process ids here as JSON"
     )
     parser.add_argument("--no-restart", action="store_true", help="leave a node that died as it is")
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="have a trace topic, and keep its index in the folder trace-index (needs Spark)",
+    )
     return parser
 
 
@@ -493,11 +501,13 @@ def _asked_for(options: argparse.Namespace, settings: Mapping[str, Any]) -> Loca
     return cluster
 
 
-def _watch(cluster: LocalCluster, topics: Sequence[str]) -> NoReturn:
+def _watch(cluster: LocalCluster, topics: Sequence[str], job: IndexJob | None) -> NoReturn:
     """Keeps the nodes running, and says once what to do next, or why nothing comes of it."""
     announced, doubts_at_s = False, time.monotonic() + PATIENCE_S
     while True:
         cluster.watch()
+        if job is not None:
+            job.watch()
         if not announced and cluster.accepts:
             print(next_commands(cluster, topics), flush=True)
             announced = True
@@ -505,6 +515,13 @@ def _watch(cluster: LocalCluster, topics: Sequence[str]) -> NoReturn:
             print(f"no messages are taken yet: is Kafka at {cluster.kafka}?", flush=True)
             doubts_at_s = math.inf
         time.sleep(WATCH_EVERY_S)
+
+
+def _index_of(cluster: LocalCluster, beside: ExitStack) -> IndexJob:
+    """Starts the job that keeps the trace's index."""
+    job = beside.enter_context(IndexJob(cluster.nodes[0].config, cluster.folder))
+    print(f"the trace's index is {job.index}; log: {job.log}", flush=True)
+    return job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -518,17 +535,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.port is not None and not 1 <= options.port <= 65_536 - options.nodes:
         parser.error("--port must be a port, with room for the other nodes behind it")
     try:
-        settings = parse_settings(options.config)
+        settings = parse_settings([*options.config, *(["trace=true"] if options.trace else [])])
     except ValueError as error:
         parser.error(str(error))
     interrupt_on_signals()
     try:
-        with _asked_for(options, settings) as cluster:
+        with _asked_for(options, settings) as cluster, ExitStack() as beside:
             for topic in options.topic:
                 cluster.create_topic(topic)
             for node in cluster.nodes:
                 print(f"{node.id} takes calls at {node.address}; log: {node.log}", flush=True)
-            _watch(cluster, options.topic)
+            _watch(cluster, options.topic, _index_of(cluster, beside) if options.trace else None)
     except KeyboardInterrupt:
         return 0
     except (ClusterError, KafkaError) as error:

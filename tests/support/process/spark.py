@@ -1,4 +1,4 @@
-"""How Spark answers queries over a few rows at the least cost.
+"""One Spark for all tests; and how it answers queries over a few rows at the least cost.
 
 Compiled, and with Spark's own settings, as users have it, test_demo_whole.py runs the job.
 """
@@ -10,13 +10,29 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from delaywheel_audit.kafka.jars import JARS_VARIABLE
-from local.loopback.kafka_jars import cache_folder, class_archive, fetch_connector, locked
+from local.loopback.kafka_jars import (
+    cache_folder,
+    class_archive,
+    fetch_connector,
+    find_java,
+    locked,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# It begins with more memory than by itself: it would clean up 20 times before it works.
+_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m -Xms1g -XX:MetaspaceSize=256m"
 
 FEW_ROWS: dict[str, Any] = {
     "spark.sql.shuffle.partitions": "2",
@@ -102,3 +118,39 @@ def environment_for_few_rows(folder: Path) -> dict[str, str]:
     lines = "".join(f"{name} {value}\n" for name, value in FEW_ROWS.items())
     (folder / "spark-defaults.conf").write_text(lines)
     return {**os.environ, "SPARK_CONF_DIR": str(folder)}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark in two threads; its start costs some 8 s, the first query some 5 more."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - few tests need it
+
+    folder: Path = tmp_path_factory.mktemp("spark")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYSPARK_PYTHON", sys.executable)
+    patch.setenv("JAVA_HOME", str(Path(find_java()).resolve().parent.parent))
+    for name, value in cheap_start().items():
+        patch.setenv(name, value)
+    # The workers find what the tests find.
+    patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("delaywheel-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", f"{_JAVA} -Dderby.system.home={folder}")
+        .config("spark.local.dir", str(folder / "local"))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config(map=FEW_ROWS)
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    with warnings.catch_warnings():
+        # Spark's side of the sockets to its JVM is left to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        session.stop()
+        patch.undo()

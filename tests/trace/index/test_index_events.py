@@ -14,7 +14,14 @@ import pyarrow as pa
 import pytest
 
 from delaywheel.trace.batch import BatchHead, Rows
-from delaywheel_trace.index.events import SCHEMA, of_batch, of_ledger, of_outcome, of_rows
+from delaywheel_trace.index.events import (
+    SCHEMA,
+    of_batch,
+    of_ledger,
+    of_outcome,
+    of_rows,
+    places_in_seqs,
+)
 from support.wheels.indexes import IndexMaker
 
 HOUR_MS = 1_900_000_800_000
@@ -130,7 +137,7 @@ def test_rows_of_the_ledger_are_numbered_in_their_seq() -> None:
             "seq": [4, 4, 5],
         }
     )
-    found = of_ledger(rows, "shop")
+    found = of_ledger(rows, places_in_seqs(rows), "shop")
     assert found.schema == SCHEMA
     assert [(e["reporter"], e["number"], e["row"]) for e in found.to_pylist()] == [
         ("n1.1", 4, 0),

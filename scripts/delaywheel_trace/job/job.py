@@ -1,0 +1,284 @@
+"""The job: holds the lock, runs the query for as long as it is wanted, and says why it ends.
+
+| what happens | then |
+|---|---|
+| a topic was made anew, records are gone, the end went back, no right | it ends, with the reason |
+| Kafka is away, or a topic is not there yet; the index cannot be written | it waits, and says so |
+| it is killed | the batch that was planned is written again, with the same name |
+| Spark fails otherwise | it ends: whoever supervises it starts it again |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from delaywheel.ingress import trace_topic
+from delaywheel_audit.kafka.client import ClientSettings
+from delaywheel_audit.kafka.errors import KafkaSourceError, Reason, reason_in_java
+from delaywheel_audit.kafka.plan import Plan, TopicPlan, check
+from delaywheel_audit.kafka.questions import KafkaQuestions
+from delaywheel_audit.session import CouldNotRun, spark_session
+from delaywheel_audit.sources.ledger_files import LedgerFolder, LedgerUnreadableError
+from delaywheel_replica.config_sources import ConfigError, load_config
+from delaywheel_replica.kafka_settings import KafkaNames
+from delaywheel_trace.index.folder import UNREACHED, IndexFolder, IndexUnreadableError
+from delaywheel_trace.index.layout import QUERY_DIGITS, Gap
+from delaywheel_trace.job.batches import BatchWriter
+from delaywheel_trace.job.checkpoint import Checkpoint, Offsets
+from delaywheel_trace.job.command import IndexOptions
+from delaywheel_trace.job.health import IndexHealth, serving
+from delaywheel_trace.job.keeping import IndexKeeper
+from delaywheel_trace.job.lock import only_job
+from delaywheel_trace.job.stream import OUTCOMES_LIMITS, SETTINGS, TRACE_LIMITS, start
+
+STOPPED, COULD_NOT_GO_ON = 0, 2
+_LOOK_S: Final = 1
+_AGAIN_S: Final = 5.0
+_JAVA: Final = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    " -XX:MaxMetaspaceSize=192m -XX:ReservedCodeCacheSize=48m -XX:MinHeapFreeRatio=10"
+    " -XX:MaxHeapFreeRatio=30 -Xss512k"
+)
+"""A small JVM: most of the time it waits for the next five seconds."""
+_PASSING: Final = {Reason.BROKER_AWAY, Reason.TOPIC_GONE}
+_NO_QUERY: Final = "0" * QUERY_DIGITS
+_FULL = ("No space left", "Disk quota exceeded", "Read-only file system", "Input/output error")
+
+
+def main(options: IndexOptions) -> int:
+    """Runs the job until it is stopped; returns the exit code."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        with only_job(IndexFolder(options.index)):
+            run(options, ended)
+    except (CouldNotRun, KafkaSourceError) as why:
+        print(f"error: {why}", file=sys.stderr)
+        return COULD_NOT_GO_ON
+    except IndexUnreadableError as why:
+        print(f"error: INDEX_UNREADABLE: {why}", file=sys.stderr)
+        return COULD_NOT_GO_ON
+    except Exception as error:  # noqa: BLE001 - the last one there is
+        if os.environ.get("DELAYWHEEL_TRACEBACK"):
+            traceback.print_exc()
+        print(f"error: DEFECT: {type(error).__name__}: {error}", file=sys.stderr)
+        return COULD_NOT_GO_ON
+    return STOPPED
+
+
+def run(options: IndexOptions, ended: threading.Event, spark: SparkSession | None = None) -> None:
+    """Runs the job in a session, or in one of its own.
+
+    Args:
+        options: The checked options.
+        ended: Set by whoever wants it to end.
+        spark: The session.
+
+    Raises:
+        CouldNotRun: It could not go on.
+        KafkaSourceError: Because of Kafka.
+    """
+    job = IndexJob(options, ended)
+    health = job.health
+    with serving(health, options.metrics_listen):
+        if spark is not None:
+            job.run(spark)
+            return
+        job.prepare()
+        master = options.master or "local[2]"
+        with spark_session(
+            "trace-index", SETTINGS, master=master, memory=options.memory, java=_JAVA
+        ) as own:
+            job.run(own)
+
+
+class IndexJob:
+    """One run.
+
+    Attributes:
+        health: How it is.
+    """
+
+    def __init__(self, options: IndexOptions, ended: threading.Event) -> None:
+        try:
+            config = load_config(file=options.settings)
+            ledger = LedgerFolder(config.ledger_place)
+        except (ConfigError, OSError, LedgerUnreadableError) as error:
+            faults = "; ".join(str(error).splitlines())
+            raise CouldNotRun("SETTINGS_UNREADABLE", f"{options.settings}: {faults}") from error
+        self.health = IndexHealth()
+        self._ended = ended
+        self._cluster = config.cluster_id
+        self._is_traced = config.trace
+        self._client = ClientSettings(dict(config.kafka))
+        self._asked = KafkaQuestions(self._client)
+        self._folder = IndexFolder(options.index)
+        self._checkpoint = Checkpoint(self._folder)
+        self._starts: Offsets | None = None
+        self._from_now = options.from_now
+        self._keeper = IndexKeeper(
+            self._folder, ledger, self._cluster, options.keep_ms, self.health
+        )
+        self._limits: Mapping[str, Mapping[str, str]] = {
+            trace_topic(self._cluster): TRACE_LIMITS,
+            KafkaNames(self._cluster).outcomes: OUTCOMES_LIMITS,
+        }
+
+    def prepare(self) -> None:
+        """Has what the query needs: waits for topics, and makes a checkpoint or judges it."""
+        while not (self._ended.is_set() or self._patiently(self._begin)):
+            pass
+
+    def run(self, spark: SparkSession) -> None:
+        """Runs the query, again and again while what it waits for may come."""
+        self._keeper.start()
+        try:
+            while not self._ended.is_set():
+                self._patiently(lambda: self._run_query(spark))
+        finally:
+            self._keeper.stop()
+
+    def _patiently(self, step: Callable[[], object]) -> bool:
+        """Does something, or waits a while if it may be possible then; returns whether it did.
+
+        Raises:
+            KafkaSourceError: It will not be.
+        """
+        try:
+            step()
+        except KafkaSourceError as error:
+            if error.reason not in _PASSING:
+                raise
+            self.health.waits(str(error))
+        except UNREACHED as error:
+            self.health.waits(f"the index cannot be written: {error}")
+        else:
+            return True
+        self._ended.wait(_AGAIN_S)
+        return False
+
+    def _begin(self) -> None:
+        ids = self._topic_ids()
+        query = self._checkpoint.query()
+        if self._from_now:
+            self._pass_over(query, ids)
+            self._from_now = False
+        elif query is None:
+            self._checkpoint.begin(ids)
+        else:
+            noted = self._checkpoint.topic_ids(query, ids)
+            check(self._checkpoint.left(noted), self._asked, is_followed=True)
+
+    def _topic_ids(self) -> dict[str, str | None]:
+        found = self._asked.describe(list(self._limits))
+        missing = [name for name, topic in found.items() if topic is None]
+        if missing:
+            hint = "" if self._is_traced else "; the settings do not say trace = true"
+            raise KafkaSourceError(Reason.TOPIC_GONE, f"{', '.join(missing)}: not there{hint}")
+        return {name: topic.topic_id for name, topic in found.items() if topic is not None}
+
+    def _pass_over(self, query: str | None, ids: Mapping[str, str | None]) -> None:
+        """Begins a new checkpoint at the topics' ends, and notes what is between."""
+        described = self._asked.describe(list(ids))
+        places = [(name, p) for name, t in described.items() if t is not None for p in t.partitions]
+        ends = self._asked.stable_ends(places)
+        self._starts = {name: {p: ends[name, p] for t, p in places if t == name} for name in ids}
+        before = self._checkpoint.newest()[0] if query is not None else None
+        gap = Gap(before.time_ms if before else 0, int(time.time() * 1000), query or _NO_QUERY)
+        said = {"from": before.ends if before else {}, "to": self._starts, "reason": "--from-now"}
+        content = json.dumps(said).encode()
+        self._folder.put(gap.path, lambda stream: stream.write(content))
+        self._checkpoint.begin(ids)
+
+    def _run_query(self, spark: SparkSession) -> None:
+        self._begin()
+        query = self._checkpoint.query()
+        assert query is not None
+        ids = self._checkpoint.topic_ids(query, {})
+        write = BatchWriter(
+            self._folder,
+            self._checkpoint,
+            query,
+            self._cluster,
+            Plan(tuple(TopicPlan(name, ids.get(name), ()) for name in self._limits)),
+            self._asked,
+            self.health,
+            self._ended.is_set,
+        )
+        running = None
+        try:
+            running = start(
+                spark, self._client, self._limits, self._starts, self._checkpoint.uri, write
+            )
+            self._follow(running)
+        except (PySparkException, Py4JError) as error:
+            if not self._ended.is_set():
+                self._judge(write.failure or error)
+        finally:
+            if running is not None:
+                running.stop()
+
+    def _follow(self, query: StreamingQuery) -> None:
+        """Waits for the end that is wanted, or for a failure."""
+        said = -1
+        while not self._ended.is_set():
+            if query.awaitTermination(_LOOK_S):
+                return
+            status: dict[str, Any] = query.status
+            if not status["isTriggerActive"] and not status["isDataAvailable"]:
+                self.health.has_all_until(time.time() - _LOOK_S)
+            progress = query.lastProgress
+            if progress is not None and progress["batchId"] != said:
+                said = progress["batchId"]
+                self.health.goes_on()
+                if not any(_is_behind(source) for source in progress["sources"]):
+                    self.health.has_all_until(_unix_s(progress["timestamp"]))
+
+    def _judge(self, error: Exception) -> None:
+        """Says what a failure means.
+
+        Raises:
+            KafkaSourceError: Something of Kafka's.
+            OSError: The index or the checkpoint cannot be written.
+            CouldNotRun: Anything that does not pass.
+        """
+        if isinstance(error, KafkaSourceError):
+            raise error
+        text = f"{error} {getattr(error, 'stackTrace', '')}"
+        if isinstance(error, UNREACHED):
+            raise error
+        if (full := next((words for words in _FULL if words in text), None)) is not None:
+            raise OSError(full) from error
+        if "kafka" in text.lower():
+            self._begin()  # which says what of Kafka it was, if that shows
+            if (reason := reason_in_java(text)) is not None:
+                last = [line.strip() for line in text.splitlines() if "Exception" in line][-1:]
+                raise KafkaSourceError(reason, self._client.masked(" ".join(last)))
+        if not isinstance(error, PySparkException | Py4JError):
+            raise error
+        lines = text.strip().splitlines() or [type(error).__name__]
+        raise CouldNotRun("SPARK_FAILED", lines[0])
+
+
+def _is_behind(source: Mapping[str, Any]) -> bool:
+    metrics = source["metrics"] or {}
+    return float(metrics.get("maxOffsetsBehindLatest", 0)) > 0
+
+
+def _unix_s(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
