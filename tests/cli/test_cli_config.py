@@ -229,6 +229,10 @@ def test_our_own_variables_are_no_settings(
         for source in sources
         for name in re.findall(r"DELAYWHEEL_[A-Z]+(?:_[A-Z]+)*", source.read_text())
     }
+    drills = (root / "tests").glob("**/test_*.py")
+    names |= {
+        name for one in drills for name in re.findall(r"DELAYWHEEL_DRILL_[A-Z_]+", one.read_text())
+    }
     assert {"DELAYWHEEL_CACHE", "DELAYWHEEL_TRACEBACK"} <= names
     for name in names - {"DELAYWHEEL_CONFIG"}:
         monkeypatch.setenv(name, "1")

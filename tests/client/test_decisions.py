@@ -17,11 +17,12 @@ from delaywheel.client.exchange.encoding import encode_request
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel.identity import parse_addresses
-from delaywheel.message import Result
+from delaywheel.message import Handle, Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import rows_of
 
 SOON = timedelta(seconds=5)
+HANDLE = Handle("n1.1", 1, bytes(16), "new")
 
 
 def messages(count: int, *, value: bytes = b"value") -> list[Message]:
@@ -321,9 +322,18 @@ class TestSplit:
 
 
 def gathering(queue: Queue) -> Accumulator:
-    """An accumulator that expedites what a caller waits for, at 0.1 s."""
+    """An accumulator that expedites what a caller waits for, at 0.1 s; topic `t` is tried."""
     gathered: Accumulator = Accumulator(queue, 30.0, lambda batch: gathered.expedite(batch, 0.1))
+    gathered._tried.add("t")
     return gathered
+
+
+def gathered_batch(gathered: Accumulator, *topics: str) -> list[str]:
+    """Adds a message for each topic; returns the topics of the batch that goes next."""
+    for topic in topics:
+        gathered.add(Message(topic, b"", delay=SOON), 0.0, 30.0)
+    batch = gathered.next_batch(0.0)
+    return [] if batch is None else [message.topic for message in batch.messages]
 
 
 class TestAccumulator:
@@ -412,6 +422,31 @@ class TestAccumulator:
         assert gathered.wait_s(0.2) == pytest.approx(0.05)
         gathered.finished(under_way)
         assert gathered.next_batch(0.2) is not None
+
+    def test_a_topic_of_which_nothing_was_accepted_keeps_others_waiting_no_longer(self) -> None:
+        """A node may wait for Kafka's answer about it, with the whole request."""
+        gathered = gathering(Queue(linger=0.0, in_flight=3))
+        assert gathered_batch(gathered, "typo", "t", "typo") == ["t"]
+        assert gathered_batch(gathered) == ["typo", "typo"]
+        for batch in [one for one in gathered.unsettled() if one.is_tried]:
+            gathered.finished(batch)
+        assert gathered_batch(gathered, "typo") == ["typo"]
+        assert gathered_batch(gathered, "typo") == [], "one request is left to the others"
+        assert gathered.wait_s(9.0) is None
+        assert gathered_batch(gathered, "t") == ["t"]
+
+    def test_once_one_was_accepted_a_topic_gathers_with_the_others(self) -> None:
+        gathered = gathering(Queue(linger=0.0, in_flight=3))
+        for handle, topics in ((None, (["t"], ["new"])), (HANDLE, (["new", "t"], []))):
+            gathered.add(Message("new", b"", delay=SOON), 0.0, 30.0)
+            batch = gathered.next_batch(0.0)
+            assert batch is not None
+            batch.settle([Result(message, handle, None) for message in batch.messages])
+            gathered.finished(batch)
+            found = gathered_batch(gathered, "new", "t"), gathered_batch(gathered)
+            assert found == topics
+            for each in gathered.unsettled():
+                gathered.finished(each)
 
     def test_no_more_are_under_way_than_asked_for(self) -> None:
         gathered = gathering(self.QUEUE)

@@ -2,7 +2,7 @@
 
 In short, test_changing_rights.py kills those that keep no order, and takes away rights as well.
 `DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes, and
-`DELAYWHEEL_DRILL_PATIENCE_S` says how long it waits afterwards for what is left: on a busy machine
+`DELAYWHEEL_DRILL_REST_S` says how long it waits afterwards for what is left: on a busy machine
 that is much. `DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it. Partitions move as
 `DELAYWHEEL_DRILL_REBALANCES` says: eager, cooperative, or consumer (KIP-848); where keys keep their
 order, they move eagerly. `DELAYWHEEL_DRILL_ASYNC=1` has consumers on event loops. Eager members
@@ -49,7 +49,7 @@ KEYS = 50
 EVERY_S = 5.0
 """How often a topic is recreated."""
 PARTITIONS = 3
-PATIENCE_S = float(os.environ.get("DELAYWHEEL_DRILL_PATIENCE_S", "120"))
+PATIENCE_S = float(os.environ.get("DELAYWHEEL_DRILL_REST_S", "120"))
 
 
 def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) -> Plan:

@@ -22,7 +22,7 @@ JUDGED = {
     "Commit": pb.CommitOutcome,
     "GetMessage": pb.MessageState,
 }
-NOT_JUDGED = {"GetMessage": {"UNSPECIFIED", "UNDECIDED"}}
+NOT_JUDGED = {"GetMessage": {"UNSPECIFIED"}}
 
 
 @pytest.mark.parametrize("call", sorted(JUDGED))

@@ -80,12 +80,15 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 def send(node: Node, address: str, content: bytes, *, tls: bool) -> None:
     """Sends a connection's bytes, and waits for its end."""
     host, _, port = address.rpartition(":")
-    with suppress(OSError), socket.create_connection((host, int(port)), 5) as plain:
-        with node.context.wrap_socket(plain, server_hostname=host) if tls else plain as line:
-            line.sendall(content)
-            line.settimeout(0.1)
-            while line.recv(1 << 16):
-                pass
+    with (
+        suppress(OSError),
+        socket.create_connection((host, int(port)), 5) as plain,
+        node.context.wrap_socket(plain, server_hostname=host) if tls else plain as line,
+    ):
+        line.sendall(content)
+        line.settimeout(0.1)
+        while line.recv(1 << 16):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,13 @@ from delaywheel_replica.config_sources import ConfigError
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server import http_port
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.http_connections import CONNECTIONS_AT_MOST, HttpConnections
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.processes import look_at
-from delaywheel_replica.server.metrics.scrape import Sources
+from delaywheel_replica.server.metrics.scrape import Scrape, Sources
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import CleanerView, NodeView, monotonic_ms
@@ -159,9 +160,29 @@ async def test_nothing_can_be_changed(node: Node) -> None:
                 assert answer.status == 405
 
 
-async def test_many_scrapes_at_once(node: Node) -> None:
+async def test_many_scrapes_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a core was anybody's who asked without end."""
+    made = []
+
+    def scrape(sources: Sources) -> Scrape:
+        made.append(time.monotonic())
+        time.sleep(0.05)
+        return Scrape(sources)
+
+    monkeypatch.setattr(http_port, "Scrape", scrape)
     answers = await asyncio.gather(*[node.get("/metrics") for _ in range(20)])
     assert {status for status, _, _ in answers} == {200}
+    assert len(made) < 10, "those that wait have one together"
+    first = len(made)
+    for _ in range(3):
+        await node.get("/metrics")
+    assert len(made) == first + 3, "who asks one by one is told what is so by then"
+    assert made[-1] - made[-3] >= 2 * 0.05 * http_port._PAUSE_FACTOR
+
+
+async def test_who_asks_for_nonsense_has_what_is_usual(node: Node) -> None:
+    accept = "application/openmetrics-text; version=abc"
+    assert (await node.get("/metrics", Accept=accept))[:2] == (200, PLAIN)
 
 
 async def test_idle_connections_give_way(node: Node) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from delaywheel.ingress import HalfAnswer
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import TOO_LATE_MS, CancelDecision
@@ -143,6 +144,9 @@ class Answers:
             self._fail(f"{entry} is reported not found")
         if not isinstance(answer, Reason):
             self._shown(entry, answer, asked_us)
+            was_told = self._world.halves.was_told(entry, asked_us - HEARD_US)
+            if answer.state == pb.MESSAGE_STATE_ASKED and was_told and is_calm(self._world.plan):
+                self._fail(f"{entry} is shown as ASKED, and its group has answered")
 
     def cancel_many(self, entry: Entry, found: pb.CancelManyResponse, asked_us: int) -> None:
         """Checks the outcomes of a cancel of what a search for an id has found."""
@@ -184,11 +188,7 @@ class Answers:
 
     def slots(self, found: pb.ListSlotsResponse, asked_us: int) -> None:
         """Checks how many messages a list of seconds shows in each, as any node has them."""
-        for node in self._world.living():
-            self._checks.looked(node)  # a group that is not answered yet is shown, too
-        truth, written = self._world.truth, Counter[int]()
-        for key, copies in truth.copies.items():
-            written[key.due_ms // 1000] += len(copies)
+        truth, written = self._world.truth, self._written()
         shown = {row.slot: row.messages for row in found.slots}
         for slot, messages in shown.items():
             if messages > written[slot] and truth.is_all_read:
@@ -217,6 +217,43 @@ class Answers:
             self._fail(f"status tells of progress up to {told_ms}, and more was committed before")
         if leaders and leaders[-1][0] < before_us and found.leader.node != leaders[-1][1]:
             self._fail(f"status says that {found.leader.node!r} leads, and {leaders[-1][1]} does")
+        done_ms = max((due_ms for at_us, due_ms in committed if at_us < before_us), default=0)
+        self._pending(found.pending, min(done_ms, EPOCH_MS + asked_us // US_PER_MS), asked_us)
+
+    def _pending(self, told: pb.Pending, done_ms: int, asked_us: int) -> None:
+        """Checks how much is pending, as told in a calm cluster; all up to `done_ms` is not."""
+        written = self._written()
+        most = sum(messages for slot, messages in written.items() if slot >= done_ms // 1000)
+        if told.messages > most and self._world.truth.is_all_read:
+            self._fail(f"status counts {told.messages} messages as pending, of {most}")
+        entries = self._world.book.entries.values()
+        changed = {
+            entry.slot
+            for entry in entries
+            if entry.cancel_tried or entry.reschedule_tried or entry.committed is not None
+        }
+        sure_us = latest_clock_us(self._world) + HEARD_US
+        pending = [
+            entry
+            for entry in entries
+            if entry.slot not in changed
+            and (entry.slot * 1_000 - EPOCH_MS) * US_PER_MS > sure_us
+            and self._was_known(entry, asked_us - HEARD_US)
+        ]
+        length_bytes = sum(len(entry.value or b"") for entry in pending)
+        if not told.at_least and told.messages < len(pending):
+            self._fail(f"status counts {told.messages} of {len(pending)} messages as pending")
+        if not told.at_least and told.length_bytes < length_bytes:
+            self._fail(f"status counts {told.length_bytes} of {length_bytes} bytes as pending")
+
+    def _written(self) -> Counter[int]:
+        """Returns how many messages of each second lie anywhere, each wheel's by itself."""
+        for node in self._world.living():
+            self._checks.looked(node)  # a group that is not answered yet is shown, too
+        written = Counter[int]()
+        for key, copies in self._world.truth.copies.items():
+            written[key.due_ms // 1000] += len(copies)
+        return written
 
     def commit(self, entry: Entry, answer: CommitAnswer, asked_us: int) -> None:
         """Checks the outcome of a commit."""
@@ -250,7 +287,9 @@ class Answers:
         name = pb.MessageState.Name(shown.state).removeprefix("MESSAGE_STATE_")
         if not self._is_true(entry, shown, asked_us):
             self._fail(f"{entry} is shown as {name}, and is not")
-        is_cancelled = name in {"CANCELLED", "ROLLED_BACK"}
+        if shown.HasField("place") and not self._is_at(entry, shown.place):
+            self._fail(f"{entry} is shown where it is not: {shown.place}")
+        is_cancelled = name in {"CANCELLED", "ROLLED_BACK"} and self._world.truth.cancels[entry.key]
         if is_cancelled and entry.key not in self._checks.rescheduled:
             self._is_told_cancelled(entry)
 
@@ -263,23 +302,40 @@ class Answers:
     def _is_true(self, entry: Entry, shown: pb.StoredMessage, asked_us: int) -> bool:
         """Whether a message may be in the state that a node shows."""
         checks, truth, key = self._checks, self._world.truth, entry.key
+        halves = self._world.halves
         is_excused, delivered = checks.is_excused(key), bool(checks.delivered[key])
         match shown.state:
             case pb.MESSAGE_STATE_CANCELLED | pb.MESSAGE_STATE_ROLLED_BACK:
                 rows = truth.cancels[key]
                 is_named = bool(rows) or key in checks.rescheduled
+                if shown.state == pb.MESSAGE_STATE_ROLLED_BACK:
+                    is_named |= halves.has_answered(entry, HalfAnswer.ROLLED_BACK)
                 return is_named and (not delivered or truth.are_gone(rows))
             case pb.MESSAGE_STATE_DELIVERED | pb.MESSAGE_STATE_DEAD_LETTERED:
                 return delivered or is_excused
             case pb.MESSAGE_STATE_DONE:
                 return checks.is_ended(entry) or is_excused
-            case pb.MESSAGE_STATE_COMMITTED:
-                return bool(truth.commits[key]) or self._world.halves.was_asked(entry)
+            case pb.MESSAGE_STATE_COMMITTED | pb.MESSAGE_STATE_UNDECIDED:
+                is_committed = shown.state == pb.MESSAGE_STATE_COMMITTED
+                answer = HalfAnswer.COMMITTED if is_committed else HalfAnswer.UNDECIDED
+                is_by_row = is_committed and (bool(truth.commits[key]) or is_excused)
+                return is_by_row or halves.has_answered(entry, answer)
             case pb.MESSAGE_STATE_ASKED:
-                return self._world.halves.was_asked(entry) or is_excused
+                return halves.was_asked(entry) or is_excused
         is_half = shown.state == pb.MESSAGE_STATE_HELD
         is_old = 0 <= entry.visible_us < asked_us - HEARD_US and is_calm(self._world.plan)
         return is_half == entry.is_half and not is_old
+
+    def _is_at(self, entry: Entry, place: pb.KafkaPlace) -> bool:
+        """Whether a record is that of a message: it names the message, or its key is the id."""
+        (partition,) = (
+            each
+            for each in self._world.kafka.partitions(place.topic)
+            if each.number == place.partition
+        )
+        record = partition.log[place.offset]
+        named = dict(record.headers).get("dw-id") or (record.key or b"").hex().encode()
+        return record.visible_us >= 0 and named == entry.key.id.hex().encode()
 
     @property
     def _checks(self) -> Checks:

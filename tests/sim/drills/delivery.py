@@ -115,6 +115,8 @@ def cancel_beside_messages(script: Script) -> None:
     r"told at . of m\d+: MESSAGE_STATE_CANCELLED",
     r"told at . of m\d+: MESSAGE_STATE_ROLLED_BACK",
     r"told at . of m\d+: MESSAGE_STATE_HELD",
+    r"told at . of m\d+: MESSAGE_STATE_UNDECIDED",
+    r"told at . of m\d+: MESSAGE_STATE_DELIVERED",
     r"finds at .: [1-9]",
     r"hears of a search for m\d+: CANCEL_OUTCOME_CANCELLED",
     r"reads at .: [1-9]",
@@ -130,6 +132,8 @@ def answers_to_all(script: Script) -> None:
         script.half(4_500, "a", hold_ms=9_000, ends="rollback", after_ms=300),
         script.half(4_500, "b", hold_ms=9_000, says=False),
         script.half(4_500, "b", hold_ms=9_000, later_ms=14_000),
+        script.half(4_500, "b", hold_ms=1_500, says=False, unknowns=9),
+        script.half(4_500, "b", hold_ms=1_500, says=False, ends="rollback"),
     ]
     for told in "ab":
         cancelled = script.half(16_500, "a", hold_ms=6_000, told=told, after_ms=4_000)

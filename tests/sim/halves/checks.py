@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from delaywheel.consumer.message import Outcome, Settlement
 from delaywheel.deadletters.letter import REPLAYED_HEADER, Letter
-from delaywheel.ingress import DELIVER_AT, TOPIC
+from delaywheel.ingress import DELIVER_AT, TOPIC, HalfAnswer
 from delaywheel.record_headers import COMMITTED, HALF_GROUP, HALF_TOPIC
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.outside.ports import Record
@@ -87,6 +87,7 @@ class HalvesChecks:
         # What the checker has answered, and what leaders say that it has.
         self._words: defaultdict[Key, list[str]] = defaultdict(list)
         self._told: defaultdict[Key, list[str]] = defaultdict(list)
+        self._told_us: dict[Key, int] = {}
         self._checked_us: dict[Key, int] = {}
         # Of each letter that comes back: for which attempt, and when it may be there.
         self._next: dict[Key, tuple[int, int]] = {}
@@ -103,6 +104,14 @@ class HalvesChecks:
     def was_asked(self, entry: Entry) -> bool:
         """Whether the group was asked about a half."""
         return entry.key in self._asked
+
+    def has_answered(self, entry: Entry, answer: HalfAnswer) -> bool:
+        """Whether that is what the group has answered last, as everybody can read."""
+        return self._told[entry.key][-1:] == [answer]
+
+    def was_told(self, entry: Entry, before_us: int) -> bool:
+        """Whether everybody could read an answer of the group by then."""
+        return self._told_us.get(entry.key, before_us) < before_us
 
     def cancelled(self, entry: Entry) -> None:
         """Checks a half of which a caller hears that it is cancelled."""
@@ -178,6 +187,7 @@ class HalvesChecks:
         """Checks an outcome that says what a group has answered."""
         told, words = self._told[key], self._words[key]
         told.append(answer)
+        self._told_us[key] = self._world.scheduler.now_us
         if told != words[: len(told)]:
             self._fail(f"{self._world.book.by_key.get(key)}: answered {words}, and told {told}")
 

@@ -128,8 +128,10 @@ class SimLoop:
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        """See asyncio."""
-        return asyncio.Task(coro, loop=self._asyncios, name=name, context=context)
+        """See asyncio. What it has done by `asyncio.to_thread` knows the loop, too."""
+        variables = context or contextvars.copy_context()
+        variables.run(_OF_THREAD.set, self)
+        return asyncio.Task(coro, loop=self._asyncios, name=name, context=variables)
 
     def run_in_executor(
         self, executor: object, func: Callable[..., T], *args: Any

@@ -23,6 +23,8 @@ from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.commit import own_halves
 from delaywheel_replica.server.commit.near_cancels import NearCancels
+from delaywheel_replica.server.lookup import places
+from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.refusals import RequestRefusedError
@@ -105,6 +107,21 @@ def _shown_as(state: int) -> Callable[[], list[Patch]]:
         return message
 
     return lambda: [instead(DelayWheelService, "_get", get)]
+
+
+def what_groups_answer_is_not_told() -> list[Patch]:
+    return [instead(places, "_ANSWERED", {})]
+
+
+def another_place_is_named() -> list[Patch]:
+    real = AskedPlaces.add_place
+
+    async def add_place(self: AskedPlaces, message: pb.StoredMessage) -> None:
+        await real(self, message)
+        if message.place.offset:
+            message.place.offset -= 1
+
+    return [instead(AskedPlaces, "add_place", add_place)]
 
 
 def nothing_is_found() -> list[Patch]:
@@ -224,6 +241,18 @@ def _tell_of_more_progress(told: pb.DescribeClusterResponse) -> None:
 
 def _tell_of_old_progress(told: pb.DescribeClusterResponse) -> None:
     told.progress.due_ms -= 60_000
+
+
+def _count_copies(told: pb.DescribeClusterResponse) -> None:
+    told.pending.messages *= 2
+
+
+def _tell_of_nothing_pending(told: pb.DescribeClusterResponse) -> None:
+    told.pending.messages = 0
+
+
+def _tell_of_no_bytes(told: pb.DescribeClusterResponse) -> None:
+    told.pending.length_bytes = 0
 
 
 def _name_nobody(told: pb.DescribeClusterResponse) -> None:
@@ -387,6 +416,24 @@ ANSWERS = {
         "is shown as ASKED, and is not",
         ("answers_to_all",),
     ),
+    "everything is shown as undecided": Mutant(
+        "a half that nobody has given up is shown as one with which an operator has to do",
+        _shown_as(pb.MESSAGE_STATE_UNDECIDED),
+        "is shown as UNDECIDED, and is not",
+        ("answers_to_all",),
+    ),
+    "what groups answer is not told": Mutant(
+        "a half is shown as asked about for ever",
+        what_groups_answer_is_not_told,
+        "is shown as ASKED, and its group has answered",
+        ("answers_to_all",),
+    ),
+    "a place is that of the record before": Mutant(
+        "who looks at the place finds another message",
+        another_place_is_named,
+        "is shown where it is not",
+        ("answers_to_all",),
+    ),
     "nothing is found": Mutant(
         "what was accepted is not there for who asks",
         nothing_is_found,
@@ -421,6 +468,24 @@ ANSWERS = {
         "nobody is said to lead, and somebody does",
         _described(_name_nobody),
         "status says that '' leads",
+        ("answers_to_all",),
+    ),
+    "status counts copies": Mutant(
+        "a message that two nodes hold is said to be two",
+        _described(_count_copies),
+        "status counts .* messages as pending, of",
+        ("answers_to_all",),
+    ),
+    "status tells of nothing pending": Mutant(
+        "what is to come is not counted",
+        _described(_tell_of_nothing_pending),
+        "status counts 0 of .* messages",
+        ("answers_to_all",),
+    ),
+    "status tells of no bytes": Mutant(
+        "what is to come is counted, and said to take nothing",
+        _described(_tell_of_no_bytes),
+        "status counts 0 of .* bytes",
         ("answers_to_all",),
     ),
     "a search leaves out one": Mutant(

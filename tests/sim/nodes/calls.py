@@ -2,7 +2,7 @@
 
 What a caller sends is a real request, and the answer a real response; calls between nodes go the
 same way, through the real `CallsToNodes`, on channels that are not gRPC's. Not run are who may call
-(`access/`), what produces (`intake/`), and the look in Kafka for what became of a message.
+(`access/`), and what produces (`intake/`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, cast
 from unittest.mock import patch
 
@@ -20,8 +21,10 @@ from google.protobuf.message import Message
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cleaner.kafka import places as cleaner_places
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.leader.cancel import directly_before
 from delaywheel_replica.core.leader.halves import are_known
@@ -39,13 +42,14 @@ from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.moving import keep_moving
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
-from delaywheel_replica.server.cluster.details import Details
+from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.commit import writing as real_writing
 from delaywheel_replica.server.commit.committer import Request, RequestOutcome
 from delaywheel_replica.server.commit.halves_refusal import HalvesRefusals
 from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves, halves_among
 from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.lookup import pages, search
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
@@ -56,10 +60,12 @@ from delaywheel_replica.server.node import node_view, refusals, turns
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import NodeView
+from delaywheel_replica.server.node.pulse import Pulse
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RequestRefusedError
 from delaywheel_replica.server.service import Changes, DelayWheelService
 from sim.checking.truth import DATA, Key
 from sim.machine.event_loop import LoopTime, SimExecutor, SimLoop
+from sim.nodes.looks import Looks
 from sim.plans.plan import Settings
 from support.server.server_process import config_for
 
@@ -188,8 +194,11 @@ class Calls:
             disk, data, view, Fates(), self._history, on_damaged=server.driver.unreadable
         )
         looks = Search(disk, data, view, knows_all=queries.knows_all, on_damaged=queries.damaged)
-        # Nobody looks in Kafka: such messages are answered UNKNOWN.
-        places = AskedPlaces(ask=lambda _: False)
+        looks_in_kafka = Looks(server)
+        places: AskedPlaces = AskedPlaces(
+            ask=lambda asked: looks_in_kafka.ask(asked, places.heard),
+            halves_topic=server.world.names.halves,
+        )
         others = _CallsToNodes(view, server)
         finder = MessageFinder(view, queries, others, places)
         self._groups = CancelGroups(
@@ -236,7 +245,7 @@ class Calls:
                 view,
                 others,
                 queries,
-                cast("Details", None),  # nobody asks for any
+                Details(disk, data, view, _own_report(view)),
                 address=lambda: server.node.name,
                 refusal=lambda: None,
             ),
@@ -342,6 +351,15 @@ class _Channel:
         return value
 
 
+def _own_report(view: NodeView) -> OwnReport:
+    """What a node tells of itself alone; of access and of the books, which are not run, nothing."""
+    access: Any = SimpleNamespace(refused=None)
+    same_access: Any = SimpleNamespace(differing=())
+    return OwnReport(
+        0, Pulse(view.in_sync), lambda: BooksState("nowhere"), Undeletable(), access, same_access
+    )
+
+
 @cache
 def _config_of(node: str, nodes: tuple[str, ...], min_insync: int) -> Config:
     """What a description tells of a node's settings."""
@@ -387,6 +405,8 @@ def on_simulated_time(settings: Settings) -> Iterator[None]:
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")
         modules = (node_view, cancel_groups, passed_on, search, pages)
         patches: list[Any] = [patch.object(module, "time", LoopTime) for module in modules]
+        # A look takes no time, wherever it is made.
+        patches.append(patch.object(cleaner_places, "time", SimpleNamespace(monotonic=lambda: 0.0)))
         patches.append(patch.object(turns, "ThreadPoolExecutor", SimExecutor))
         for each in patches:
             each.start()

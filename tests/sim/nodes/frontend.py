@@ -137,7 +137,7 @@ class Frontend:
             assert isinstance(answered, pb.GetMessageResponse)
             return answered.message
 
-        request = pb.GetMessageRequest(message=reference_of(key))
+        request = pb.GetMessageRequest(message=reference_of(key), find_place=True)
         self._ask(node, "GetMessage", request, heard, on_answer)
 
     def search(self, node: str, on_answer: Callable[[pb.SearchResponse | Reason], None]) -> None:
@@ -161,8 +161,8 @@ class Frontend:
     def describe(
         self, node: str, on_answer: Callable[[pb.DescribeClusterResponse | Reason], None]
     ) -> None:
-        """Asks for the status; the answer may be lost."""
-        request = pb.DescribeClusterRequest()
+        """Asks for the status, as all nodes tell it; the answer may be lost."""
+        request = pb.DescribeClusterRequest(details=True, all_members=True)
         self._ask(node, "DescribeCluster", request, _response_of, on_answer)
 
     def cancel_many(

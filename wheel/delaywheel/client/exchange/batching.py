@@ -18,6 +18,10 @@ is due soon              waits for a fifth of the time to its due, but for 10 ms
 So a lone message goes at once, a caller who waits for each message is as fast as the node, and a
 flow that nobody waits for makes one request per linger, or full ones. Where requests take longer
 than that, since a node has much to do, such a flow makes fewer.
+
+A node that does not know a topic asks Kafka, for seconds perhaps, and the whole request waits. So
+messages for topics for which this client has none accepted yet gather in batches of their own, by
+the same table; one request is always left to the others.
 """
 
 from collections import deque
@@ -38,6 +42,9 @@ SOON_SHARE: Final = 0.2
 SOON_LEAST_S: Final = 0.01
 BUSY_LINGERS: Final = 5.0
 """How many times longer a message that nobody waits for lingers while a request is under way."""
+
+_TRIED_MOST: Final = 10_000
+"""So many topics are remembered; then it begins anew: some gather once more by themselves."""
 
 _GATHER_MOST_S: Final = 1.0
 _GATHER_SHARE: Final = 0.1
@@ -83,7 +90,9 @@ class Accumulator:
         self._gather_s: Final = min(_GATHER_MOST_S, _GATHER_SHARE * timeout_s)
         self._closed: Final[deque[SendBatch]] = deque()
         self._open: SendBatch | None = None
+        self._untried: SendBatch | None = None  # the open one for topics that are not tried
         self._under_way: Final[set[SendBatch]] = set()
+        self._tried: Final[set[str]] = set()
         self._length_bytes = 0
         self._messages = 0
         self._begun_s = -inf  # when the last request began
@@ -95,8 +104,10 @@ class Accumulator:
 
     def unsettled(self) -> set[SendBatch]:
         """The batches that are not settled."""
-        waiting = {*self._closed, *self._under_way}
-        return waiting if self._open is None else {*waiting, self._open}
+        return {*self._closed, *self._under_way, *self._still_open()}
+
+    def _still_open(self) -> list[SendBatch]:
+        return [one for one in (self._open, self._untried) if one is not None]
 
     def has_room(self, length_bytes: int) -> bool:
         """Whether a message of that length fits; an empty queue accepts any message."""
@@ -115,12 +126,17 @@ class Accumulator:
 
     def add(self, message: Message, now_s: float, deadline_s: float) -> PendingResult:
         """Adds a message that is given up at `deadline_s`."""
-        batch = self._open
+        is_tried = message.topic in self._tried
+        batch = self._open if is_tried else self._untried
         if batch is not None and self._is_closing(batch, message.length_bytes, now_s, deadline_s):
             self._closed.append(batch)
             batch = None
         if batch is None:
-            batch = self._open = SendBatch(now_s, deadline_s, self._on_wait)
+            batch = SendBatch(now_s, deadline_s, self._on_wait, is_tried=is_tried)
+            if is_tried:
+                self._open = batch
+            else:
+                self._untried = batch
         self._messages += 1
         self._length_bytes += message.length_bytes
         linger_s, soon_s = self._queue.linger, _linger_until_due_s(message)
@@ -131,39 +147,59 @@ class Accumulator:
         )
 
     def expedite(self, batch: SendBatch | None, now_s: float) -> bool:
-        """Notes that a caller waits for a batch (None: the open one); whether it may go earlier."""
-        batch = batch or self._open
-        if batch is None:
-            return False
-        batch.expedite(now_s + min(AWAITED_LINGER_S, self._queue.linger))
-        return batch is self._open
+        """Notes that a caller waits for a batch (None: those open); whether it may go earlier."""
+        still_open = self._still_open()
+        for each in still_open if batch is None else [batch]:
+            each.expedite(now_s + min(AWAITED_LINGER_S, self._queue.linger))
+        return bool(still_open) if batch is None else batch in still_open
 
     def next_batch(self, now_s: float) -> SendBatch | None:
         """Returns the batch to send now, which is under way from then on."""
         if len(self._under_way) >= self._queue.in_flight:
             return None
-        if self._closed:
-            batch = self._closed.popleft()
-        elif self._open is not None and self.wait_s(now_s) == 0.0:
-            batch, self._open = self._open, None
-        else:
-            return None
+        for batch in self._closed:
+            if self._may_go(batch):
+                self._closed.remove(batch)
+                return self._begun(batch, now_s)
+        for batch in self._still_open():
+            if self._may_go(batch) and self._wait_of(batch, now_s) == 0.0:
+                if batch is self._open:
+                    self._open = None
+                else:
+                    self._untried = None
+                return self._begun(batch, now_s)
+        return None
+
+    def _begun(self, batch: SendBatch, now_s: float) -> SendBatch:
         self._under_way.add(batch)
         self._begun_s = now_s
         return batch
+
+    def _may_go(self, batch: SendBatch) -> bool:
+        """Whether another request of its kind may be under way."""
+        if batch.is_tried:
+            return True
+        untried = sum(not one.is_tried for one in self._under_way)
+        return untried < max(1, self._queue.in_flight - 1)
 
     def wait_s(self, now_s: float) -> float | None:
         """Returns how long until `next_batch` has one; None if time alone changes nothing."""
         if len(self._under_way) >= self._queue.in_flight:
             return None
-        if self._closed:
+        if self._closed and any(map(self._may_go, self._closed)):
             return 0.0
-        if self._open is None:
-            return None
-        is_full = len(self._open.messages) >= self._queue.batch_messages
-        if is_full or (self._open.is_expedited and not self._under_way):
+        wait_s = None if self._open is None else self._wait_of(self._open, now_s)
+        if self._untried is not None and self._may_go(self._untried):
+            untried_s = self._wait_of(self._untried, now_s)
+            return untried_s if wait_s is None else min(wait_s, untried_s)
+        return wait_s
+
+    def _wait_of(self, batch: SendBatch, now_s: float) -> float:
+        """Returns how long an open batch lingers still."""
+        is_full = len(batch.messages) >= self._queue.batch_messages
+        if is_full or (batch.is_expedited and not self._under_way):
             return 0.0
-        by_s = self._open.send_busy_by_s if self._under_way else self._open.send_by_s
+        by_s = batch.send_busy_by_s if self._under_way else batch.send_by_s
         return max(0.0, by_s - now_s)
 
     def finished(self, batch: SendBatch) -> None:
@@ -171,6 +207,11 @@ class Accumulator:
         self._under_way.discard(batch)
         self._messages -= len(batch.messages)
         self._length_bytes -= batch.length_bytes
+        if not batch.is_tried:
+            if len(self._tried) > _TRIED_MOST:
+                self._tried.clear()
+            results = batch.results or ()
+            self._tried.update(one.message.topic for one in results if one.handle is not None)
 
     def _is_closing(
         self, batch: SendBatch, length_bytes: int, now_s: float, deadline_s: float

@@ -50,6 +50,7 @@ class SendBatch:
         deadline_s: When the first one is given up; no other one has much more time.
         is_awaited: Whether a caller has announced that it waits.
         is_expedited: Whether it goes as soon as nothing is under way: a caller waits for a message.
+        is_tried: Whether messages for each of its topics were accepted before.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class SendBatch:
         "deadline_s",
         "is_awaited",
         "is_expedited",
+        "is_tried",
         "length_bytes",
         "messages",
         "opened_s",
@@ -69,7 +71,12 @@ class SendBatch:
     )
 
     def __init__(
-        self, opened_s: float, deadline_s: float, on_wait: Callable[["SendBatch"], object]
+        self,
+        opened_s: float,
+        deadline_s: float,
+        on_wait: Callable[["SendBatch"], object],
+        *,
+        is_tried: bool = True,
     ) -> None:
         self.messages: Final[list[Message]] = []
         self.length_bytes = 0
@@ -77,6 +84,7 @@ class SendBatch:
         self.send_by_s = self.send_busy_by_s = float("inf")
         self.deadline_s: Final = deadline_s
         self.is_awaited = self.is_expedited = False
+        self.is_tried: Final = is_tried
         self._on_wait: Final = on_wait
         self._forks: Final = _forks
         self._results: Sequence[Result] | None = None
