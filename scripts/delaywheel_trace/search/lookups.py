@@ -88,6 +88,8 @@ class Lookups:
         self._ids: dict[str, bool] = {}
         self._roots: dict[str, bool] = {}
         """What is named, and whether it was looked for."""
+        self._is_sent = False
+        """Whether a program has told that it sent the message that is asked for."""
         self._unread: set[str] = set()
         self._duckdb: Final = duckdb.connect(
             config={
@@ -134,7 +136,7 @@ class Lookups:
             _say("chunk", number)
         if "id" in asked:
             self._ids[asked["id"]] = self._roots[asked["id"]] = True
-            if not any(self._roots.keys() - {asked["id"]}):
+            if not self._is_sent and not any(self._roots.keys() - {asked["id"]}):
                 # A retry of which its consumer has told nothing yet: only what was retried names
                 # it. This has no bloom filter, but is null nearly everywhere.
                 for chunk in self._chunks:
@@ -205,7 +207,7 @@ class Lookups:
             for value in values:
                 self._one(chunk, column, value)
             return
-        where = f'"{column}" IN (SELECT unnest($values))'
+        where = f'list_contains($values, "{column}")'  # an IN reads all columns of all rows
         self._take(self._rows(chunk, where, {"values": values}))
 
     def _one(self, chunk: tuple[int, list[str]], column: str, value: Any) -> None:
@@ -229,6 +231,7 @@ class Lookups:
             if len(self._seen) >= MOST_EVENTS:
                 raise _FullError
             self._seen.add(identity)
+            self._is_sent |= event["kind"] == "sent"
             for name in ("id", "next_id"):
                 if event[name] is not None:
                     event[name] = event[name].hex()

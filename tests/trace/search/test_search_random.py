@@ -123,14 +123,18 @@ def follow(events: list[Event], question: dict[str, Any]) -> set[tuple[Any, ...]
                 name(event, ids, roots)
             else:
                 begin(event, ids, roots)
+    asked = bytes.fromhex(question.get("id", ""))
+    own = [one for one in events if one["id"] == asked or one["root"] == asked.hex()]
+    is_alone = "id" in question and not any(
+        one["kind"] == "sent" or one["root"] not in (None, asked.hex()) for one in own
+    )
     before = -1
     while before != len(found) + len(ids) + len(roots):
         before = len(found) + len(ids) + len(roots)
         ids |= {bytes.fromhex(root) for root in roots if "/" not in root}
         roots |= {id_.hex() for id_ in ids}
-        is_alone = "id" in question and roots == {question["id"]}
         for event in events:
-            is_before = is_alone and event["next_id"] == bytes.fromhex(question["id"])
+            is_before = is_alone and event["next_id"] == asked
             if event["id"] in ids or event["root"] in roots or is_before:
                 found.add(identity(event))
                 name(event, ids, roots)
