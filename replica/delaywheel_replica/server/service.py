@@ -169,7 +169,7 @@ class DelayWheelService:
                 ended = pb.MESSAGE_STATE_ROLLED_BACK
             message.state = message.state if ended is None else ended
         if request.find_place:
-            await self._places.add_place(message)
+            await self._places.add_place(message, context.caller.principal)
         return message
 
     async def _ask_leader(

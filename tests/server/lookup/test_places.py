@@ -10,7 +10,7 @@ import pytest
 from delaywheel.record_headers import HALF_GROUP, LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
-from delaywheel_replica.server.lookup.places import ASKED_AT_MOST, AskedPlaces
+from delaywheel_replica.server.lookup.places import ASKED_AT_MOST, ASKED_BY_ONE, AskedPlaces
 
 DELIVERED, DEAD, DONE, PENDING, CANCELLED = (
     pb.MessageState.Value(f"MESSAGE_STATE_{name}")
@@ -131,6 +131,17 @@ async def test_what_is_not_done_is_not_looked_for(state: pb.MessageState.ValueTy
     cleaner = Cleaner(PlaceFound(0))
     await cleaner.places.add_place(message(state))
     assert cleaner.asked == []
+
+
+async def test_who_asks_for_many_places_takes_none_of_others() -> None:
+    """256 of one principal's left others without theirs, and cancels in doubt without an end."""
+    cleaner = Cleaner(None)
+    of_one = (cleaner.places.add_place(message(DONE), "token:one") for _ in range(ASKED_AT_MOST))
+    of_others = (cleaner.places.add_place(message(DONE), f"cn:{n}") for n in range(9))
+    await asyncio.gather(*of_one, *of_others, cleaner.places.ended(message(DONE)))
+    assert len(cleaner.asked) == ASKED_BY_ONE + 9 + 1
+    await cleaner.places.add_place(message(DONE), "token:one")
+    assert len(cleaner.asked) == ASKED_BY_ONE + 9 + 2, "there is room again"
 
 
 async def test_so_many_wait_and_no_more() -> None:

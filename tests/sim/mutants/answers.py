@@ -116,8 +116,8 @@ def what_groups_answer_is_not_told() -> list[Patch]:
 def another_place_is_named() -> list[Patch]:
     real = AskedPlaces.add_place
 
-    async def add_place(self: AskedPlaces, message: pb.StoredMessage) -> None:
-        await real(self, message)
+    async def add_place(self: AskedPlaces, message: pb.StoredMessage, *asks: Any) -> None:
+        await real(self, message, *asks)
         if message.place.offset:
             message.place.offset -= 1
 

@@ -2,10 +2,12 @@
 
 A caller waits for the answer, `ANSWER_WAIT_S` at most; without one the message is returned without
 a place. The number of waiting callers is bounded by what the cleaner accepts: beyond it nothing is
-asked.
+asked, and of one principal no more than a share waits: whoever asks for many places takes none of
+others', nor what became of their cancels.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
@@ -18,6 +20,7 @@ from delaywheel_replica.link import AskPlace, PlaceFound
 
 ANSWER_WAIT_S: Final = 4.5
 ASKED_AT_MOST: Final = 256
+ASKED_BY_ONE: Final = 32
 
 _IS_DEAD: Final = {
     pb.MESSAGE_STATE_DONE: None,
@@ -63,12 +66,25 @@ class AskedPlaces:
         self._wait_s = wait_s
         self._questions = count(1)
         self._asked: dict[int, asyncio.Future[PlaceFound]] = {}
+        self._asked_by = Counter[str | None]()
 
-    async def add_place(self, message: pb.StoredMessage) -> None:
-        """Adds the place of a message's record, if any; and what that proves of its state."""
+    async def add_place(self, message: pb.StoredMessage, principal: str | None = None) -> None:
+        """Adds the place of a message's record, if any; and what that proves of its state.
+
+        Args:
+            message: The message.
+            principal: Who asks; None: nobody has a name.
+        """
         if message.state not in _IS_DEAD:
             return
-        found = await self._look(self._question(message, is_dead=_IS_DEAD[message.state]))
+        if self._asked_by[principal] >= (ASKED_AT_MOST if principal is None else ASKED_BY_ONE):
+            return
+        self._asked_by[principal] += 1
+        try:
+            found = await self._look(self._question(message, is_dead=_IS_DEAD[message.state]))
+        finally:
+            self._asked_by[principal] -= 1
+            self._asked_by = +self._asked_by  # without those who wait for nothing
         if found is not None and found.answer in _ANSWERED:
             message.state = _ANSWERED[found.answer]
         if found is None or found.place is None:
