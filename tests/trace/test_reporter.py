@@ -133,7 +133,7 @@ def test_what_kafka_refuses_is_dropped_and_told_later(
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.0)
     setattr(kafka, how, "it is away")
-    reporter.drop(5)
+    reporter.drop(5, "there are too many failures")
     for _ in range(2):
         reporter.add(EventKind.SENT, rows(3), 6)
         assert reporter.flush(60)

@@ -38,7 +38,7 @@ class Told:
         assert len({len(column) for column in rows.values()}) == 1
         self.batches.append((kind, self._options.prepared(rows)))
 
-    def drop(self, count: int) -> None:
+    def drop(self, count: int, _why: str) -> None:
         self.dropped += count
 
     def flush(self, _timeout_s: float) -> bool:

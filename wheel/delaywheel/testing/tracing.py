@@ -25,7 +25,7 @@ class MemoryTrace:
         with self._lock:
             self._kept.extend(events)
 
-    def drop(self, count: int) -> None:
+    def drop(self, count: int, why: str) -> None:
         """Forgets failures of which there are too many."""
 
     def flush(self, _timeout_s: float) -> bool:

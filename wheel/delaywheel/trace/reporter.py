@@ -64,7 +64,7 @@ class EventSink(Protocol):
     def add(self, kind: str, rows: Rows, length_bytes: int) -> None:
         """Takes events of a kind, whose texts have so many bytes."""
 
-    def drop(self, count: int) -> None:
+    def drop(self, count: int, why: str) -> None:
         """Counts events that were dropped before."""
 
     def flush(self, timeout_s: float) -> bool:
@@ -196,10 +196,10 @@ class Reporter:
                 self._thread = Thread(target=self._run, name="delaywheel-trace", daemon=True)
                 self._thread.start()
 
-    def drop(self, count: int) -> None:
+    def drop(self, count: int, why: str) -> None:
         """See `EventSink`."""
         with self._changed:
-            self._drop(count, "there are too many failures")
+            self._drop(count, why)
 
     def flush(self, timeout_s: float) -> bool:
         """See `EventSink`."""

@@ -64,6 +64,10 @@ class EventReports:
         """Waits until what has happened so far is written, or dropped; False on timeout."""
         return self._sink.flush(timeout)
 
+    def dropped(self, count: int, why: str) -> None:
+        """Counts events that were not taken; not for programs."""
+        self._sink.drop(count, why)
+
     def sent(self, results: Sequence[Result], cost_s: float, attempts: int) -> None:
         """Reports the final answers to messages that were sent together; not for programs."""
         with _GUARD:
@@ -109,7 +113,7 @@ class EventReports:
         self, kind: EventKind, chosen: Chosen, rows: Mapping[str, list[Any]], length_bytes: int
     ) -> None:
         if chosen.dropped:
-            self._sink.drop(chosen.dropped)
+            self._sink.drop(chosen.dropped, "there are too many failures")
         if rows["time_ms"]:
             self._sink.add(kind, rows, length_bytes)
 

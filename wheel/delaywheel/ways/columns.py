@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from delaywheel.record_headers import number_of
 from delaywheel.ways.values import id_in
@@ -26,17 +26,18 @@ class HeaderColumns:
         self._count: Final = len(headers)
         self._mappings: list[Mapping[str, bytes | None]] | None = None
         self._shape: tuple[str, ...] = ()
-        self._values: tuple[bytes | None, ...] = ()
-        first = headers[0] if headers else None
-        width = len(first or ())
-        if any(len(each or ()) != width for each in headers):
-            self._mappings = self._by_record()
-        elif width:
-            pairs = chain.from_iterable(each or () for each in headers)
-            names, self._values = zip(*pairs, strict=True)
-            self._shape = names[:width]
-            if names != self._shape * self._count:
-                self._mappings = self._by_record()
+        self._values: list[Any] = []
+        some = [each for each in headers if each]
+        if not some:
+            return
+        width = len(some[0])
+        if len(some) == self._count and set(map(len, some)) == {width}:
+            flat: list[Any] = list(chain.from_iterable(chain.from_iterable(some)))
+            names, self._values = flat[::2], flat[1::2]
+            self._shape = tuple(names[:width])
+            if names == list(self._shape) * self._count:
+                return
+        self._mappings = self._by_record()
 
     def column(self, name: str) -> Sequence[bytes | None]:
         """Returns one value of each record; None: it is null, or there is none."""

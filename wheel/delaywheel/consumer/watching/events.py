@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.watching.tracing import (
-    CommittedRun,
-    WrittenRun,
-    committed_runs,
-    written_runs,
-)
+from delaywheel.consumer.watching.tracing import CommittedRun, committed_runs, written_runs
 from delaywheel.functions import check_begun, check_plain
+from delaywheel.ways.records import WrittenRun
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
     from delaywheel.trace.reports import EventReports

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from delaywheel import ingress
 from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import DONE, Outcome, Settlement
 from delaywheel.record_headers import RETRY_ATTEMPT, RETRY_ROOT, last_of, number_of
-from delaywheel.transactional import Outgoing
 from delaywheel.ways.columns import HeaderColumns, ids_in, numbers_in
+from delaywheel.ways.records import WrittenRecord, WrittenRun, picked, tags_in, texts
 from delaywheel.ways.roots import hashed_of, root_in
 from delaywheel.ways.values import id_in
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # a program that does not trace imports nothing of it
 
 _DUE: Final = "dw-due"
 _FAILED: Final = frozenset({Outcome.RETRIED, Outcome.DEAD, Outcome.EXPIRED})
-_T = TypeVar("_T")
 
 
 class CommittedRun:
@@ -80,27 +79,30 @@ class CommittedRun:
         """Returns the columns of these rows, and the length of their texts; None: of all."""
         block, headers = self.block, self._headers
         count = self.end - self.begin if chosen is None else len(chosen)
-        keys, length_bytes = options.keys(_of(block.keys(self.begin, self.end), chosen))
-        tags = [None] * count if options.tags is None else _of(headers.column(options.tags), chosen)
-        attempts = headers.column(RETRY_ATTEMPT) if block.is_retry else ()
+        keys, length_bytes = options.keys(picked(block.keys(self.begin, self.end), chosen))
+        tags, tags_bytes = tags_in(headers, chosen, options, count)
         return {
-            "id": _of(self._ids, chosen),
-            "due_ms": _of(numbers_in(headers.column(_DUE)), chosen),
+            "id": picked(self._ids, chosen),
+            "due_ms": picked(numbers_in(headers.column(_DUE)), chosen),
             "topic": [block.at.topic] * count,
             "time_ms": [time_ms] * count,
             "key": keys,
             "tags": tags,
-            "root": [root and root.decode() for root in _of(self._told_roots, chosen)],
+            "root": texts(picked(self._told_roots, chosen)),
             "partition": [block.at.number] * count,
-            "offset": _of(block.offsets[self.begin : self.end], chosen),
+            "offset": picked(block.offsets[self.begin : self.end], chosen),
             "group": [self.group] * count,
-            "attempt": [number_of(each, 31) or 1 for each in _of(attempts, chosen)] or [1] * count,
+            "attempt": [
+                number_of(each, 31) or 1 for each in picked(headers.column(RETRY_ATTEMPT), chosen)
+            ]
+            if block.is_retry
+            else [1] * count,
             "handler_us": [
                 None if took_s < 0 else int(took_s * 1e6)
-                for took_s in _of(block.took_s[self.begin : self.end], chosen)
+                for took_s in picked(block.took_s[self.begin : self.end], chosen)
             ],
             **self._outcomes(chosen, count),
-        }, length_bytes + sum(map(len, filter(None, tags)))
+        }, length_bytes + tags_bytes
 
     @cached_property
     def _headers(self) -> HeaderColumns:
@@ -148,46 +150,6 @@ class CommittedRun:
         return settlement.outcome.name
 
 
-class WrittenRun:
-    """Records that handlers have written for later, and that are committed."""
-
-    def __init__(self, records: Sequence[Outgoing]) -> None:
-        self._records: Final = records
-        self._headers: Final = HeaderColumns([record.headers for record in records])
-        self._ids: Final = ids_in(self._headers.column(ingress.ID))
-
-    def roots(self) -> list[bytes]:
-        """Returns what is hashed of where the way of each began."""
-        return [hashed_of(root) for root in self._headers.column(RETRY_ROOT) if root is not None]
-
-    def failed(self) -> list[int]:
-        """Returns nothing: all are committed."""
-        return []
-
-    def rows(
-        self, chosen: Sequence[int] | None, options: TraceOptions, time_ms: int
-    ) -> tuple[dict[str, list[Any]], int]:
-        """Returns the columns of these rows, and the length of their texts; None: of all."""
-        headers = self._headers
-        keys, length_bytes = options.keys(_of([one.key for one in self._records], chosen))
-        count = len(keys)
-        tags = [None] * count if options.tags is None else _of(headers.column(options.tags), chosen)
-        nothing = [None] * count
-        return {
-            "id": _of(self._ids, chosen),
-            "due_ms": _of(numbers_in(headers.column(ingress.DELIVER_AT)), chosen),
-            "topic": _texts(_of(headers.column(ingress.TOPIC), chosen)),
-            "time_ms": [time_ms] * count,
-            "status": ["WRITTEN"] * count,
-            "key": keys,
-            "tags": tags,
-            "root": _texts(_of(headers.column(RETRY_ROOT), chosen)),
-            "cost_us": nothing,
-            "attempts": nothing,
-            "node": nothing,
-        }, length_bytes + sum(map(len, filter(None, tags)))
-
-
 def committed_runs(cut: Cut, group: str, *, is_check: bool) -> list[CommittedRun]:
     """Returns what a transaction commits; call it while blocks still have it."""
     runs = []
@@ -204,7 +166,9 @@ def committed_runs(cut: Cut, group: str, *, is_check: bool) -> list[CommittedRun
 def written_runs(runs: Sequence[CommittedRun]) -> list[WrittenRun]:
     """Returns what the handlers of these records have written for later."""
     written = [
-        record
+        WrittenRecord(
+            record.key, record.headers, number_of(last_of(record.headers, ingress.DELIVER_AT))
+        )
         for run in runs
         for one in run.settlements.values()
         if one.writes is not None
@@ -225,13 +189,3 @@ def _coming_again(settlement: Settlement) -> tuple[bytes | None, int | None]:
     headers = settlement.record.headers
     due_ms = number_of(last_of(headers, ingress.DELIVER_AT))
     return id_in(last_of(headers, ingress.ID)), due_ms
-
-
-def _of(column: Sequence[_T], chosen: Sequence[int] | None) -> list[_T]:
-    if chosen is None or not column:
-        return list(column)
-    return [column[row] for row in chosen]
-
-
-def _texts(column: Sequence[bytes | None]) -> list[str | None]:
-    return [None if each is None else each.decode(errors="replace") for each in column]
