@@ -162,9 +162,9 @@ class Config:
             earlier release leads any more, and the leader makes the topic
             `delaywheel-<cluster>-halves`; with `false` an upgrade keeps the way back. The same on
             all nodes
-        trace: the leader makes the topic `delaywheel-<cluster>-trace` (three partitions, a day), to
-            which [clients and consumers tell](TRACE.md) what became of messages. The same on all
-            nodes
+        trace: the leader makes the topics `delaywheel-<cluster>-trace` (three partitions, a day)
+            and `delaywheel-<cluster>-counts`, to which [clients and consumers tell](TRACE.md) what
+            became of messages, and how many there were. The same on all nodes
         patience_seconds: how long a message waits for a topic [that takes
             nothing](OPERATIONS.md#topics-that-take-nothing), or for its partition, before it
             becomes a dead letter; 0: it is not deferred, as where `ingress` is off, or leads to
@@ -344,8 +344,8 @@ class Config:
     def own_topics(self) -> frozenset[str]:
         """The service's own topics, which no message may go to."""
         names = self.kafka_settings.names
-        own = {names.control, names.outcomes, names.dead, names.halves, names.trace, names.ingress}
-        return self.taken_topics | own
+        own = {names.control, names.outcomes, names.dead, names.halves, names.ingress}
+        return self.taken_topics | own | {names.trace, names.counts}
 
     @property
     def min_insync_members(self) -> int:

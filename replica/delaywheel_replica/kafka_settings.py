@@ -13,7 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from delaywheel.ingress import IngressLimits, halves_topic, ingress_topic, trace_topic
+from delaywheel.ingress import (
+    IngressLimits,
+    counts_topic,
+    halves_topic,
+    ingress_topic,
+    trace_topic,
+)
 from delaywheel.transactional import repeating
 from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS
 from delaywheel_replica.core.leader.pacing import MOST_PAUSE_MS
@@ -120,6 +126,11 @@ class KafkaNames:
         return trace_topic(self.cluster_id)
 
     @property
+    def counts(self) -> str:
+        """The topic in which they count messages."""
+        return counts_topic(self.cluster_id)
+
+    @property
     def ingress(self) -> str:
         """The topic from which records to be delayed are taken."""
         return ingress_topic(self.cluster_id)
@@ -155,7 +166,7 @@ class KafkaSettings:
     halves: bool = False
     """Whether half messages are wanted: then their topic is one of ours."""
     trace: bool = False
-    """Whether the topic of the trace is made."""
+    """Whether the topics of the trace are made."""
     ingress_limits: IngressLimits | None = None
     """What is taken from ingress topics: said beside the offsets of their group."""
     node: str = ""

@@ -122,7 +122,8 @@ def test_what_is_needed_of_kafka_and_was_tried() -> None:
 def test_names_in_kafka() -> None:
     names = KafkaNames("<cluster>")
     topics = [code(row[0]) for row in rows_under("topic, made if missing")]
-    assert topics == [names.control, names.outcomes, names.dead, names.halves, names.trace]
+    own = [names.control, names.outcomes, names.dead, names.halves, names.trace, names.counts]
+    assert topics == own
     leader, trial = names.leader_id(0), names.trial_id(0)
     assert f"`{leader}` to `-{IDS - 1}`, and `{trial}` to `-{TRIAL_IDS - 1}`" in FLAT
     assert f"`{names.check_id}`" in FLAT

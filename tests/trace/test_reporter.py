@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from delaywheel.trace import reporter as module
 from delaywheel.trace.batch import BatchHead, decode
+from delaywheel.trace.counts import Cell, CellKey, Counted, Direction, folded
 from delaywheel.trace.reporter import MOST_BYTES, MOST_ROWS, QUEUE_BYTES, Reporter
 from delaywheel.trace.schema import EventKind
 
@@ -22,6 +24,8 @@ class Lists:
     def __init__(self) -> None:
         self.names = ["shop"]
         self.batches: list[Batch] = []
+        self.topics: set[str] = set()
+        self.counts: dict[bytes, dict[str, Any]] = {}
         self.keys: set[bytes] = set()
         self.longest_bytes = 0
         self.refuses = ""
@@ -32,11 +36,18 @@ class Lists:
     def clusters(self) -> list[str]:
         return self.names
 
+    def has_topic(self, topic: str) -> bool:
+        return topic in self.topics
+
     def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
         if self.takes_none:
             raise OSError(self.takes_none)
         self._ends.append(on_end)
-        if not self.refuses:
+        if self.refuses:
+            return
+        if topic == "delaywheel-shop-counts":
+            self.counts[key] = json.loads(value)
+        else:
             assert topic == "delaywheel-shop-trace"
             self.batches.append(decode(value))
             self.keys.add(key)
@@ -190,3 +201,57 @@ def test_a_program_goes_on_when_its_trace_has_a_defect(
     assert reporter.flush(60)
     reporter.add(EventKind.SENT, rows(1), 2)
     assert "the trace has ended" in caplog.messages[0]
+
+
+def cells(*messages: int, topic: str = "orders") -> dict[CellKey, Cell]:
+    ids = [number.to_bytes(16, "big") for number in messages]
+    dues_ms, lengths = [60_000] * len(ids), [10] * len(ids)
+    return folded(Counted(Direction.SENT, topic, None, ids, dues_ms, lengths))
+
+
+def test_counts_are_written_whole_and_again_if_they_were_not(
+    kafka: Lists, reporter: Reporter
+) -> None:
+    kafka.topics = {"delaywheel-shop-counts"}
+    reporter.count(cells(1, 2))
+    assert reporter.flush(60)
+    [(key, first)] = kafka.counts.items()
+    assert (first["messages"], first["bytes"], first["bucket_ms"]) == (2, 20, 60_000)
+    assert (first["topic"], first["direction"], first["client"]) == ("orders", "sent", "web")
+    kafka.refuses = "no"
+    reporter.count(cells(3))
+    assert not reporter.flush(0.2)
+    kafka.refuses = ""
+    assert reporter.flush(60)
+    [whole] = cells(1, 2, 3).values()
+    assert [kafka.counts[key][name] for name in ("messages", "sum", "xor", "lost")] == [
+        *(3, f"{whole.sum:016x}", f"{whole.xor:016x}", 0),
+    ]
+    reporter.close()
+    [end] = kafka.counts.keys() - {key}
+    assert kafka.counts[end]["direction"] == "end"
+
+
+def test_too_many_cells_begin_a_new_part(
+    kafka: Lists, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaywheel.trace.counts.MOST_CELLS", 2)
+    kafka.topics, kafka.names = {"delaywheel-shop-counts"}, []
+    for number in range(5):
+        reporter.count(cells(1, topic=f"t{number}"))  # the fifth is one too many
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
+    kafka.names = ["shop"]
+    reporter._look_at_s = 0.0
+    assert reporter.flush(60)
+    reporter.count(cells(2, topic="t0"))
+    assert reporter.flush(60)
+    found = sorted((one["topic"], one["part"], one["messages"]) for one in kafka.counts.values())
+    assert found == [("t0", 0, 1), ("t0", 1, 1), ("t1", 0, 1), ("t2", 0, 1), ("t3", 0, 1)]
+    assert {one["lost"] for one in kafka.counts.values()} == {1}
+
+
+def test_counts_that_nobody_has_a_topic_for_are_forgotten(kafka: Lists, reporter: Reporter) -> None:
+    reporter.add(EventKind.SENT, rows(1), 2)
+    reporter.count(cells(1))
+    assert reporter.flush(60)
+    assert (len(kafka.batches), kafka.counts) == (1, {})

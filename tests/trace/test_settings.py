@@ -18,6 +18,7 @@ from delaywheel.reasons import Reason
 from delaywheel.testing import MemoryService
 from delaywheel.trace import Trace
 from delaywheel.trace.batch import Rows
+from delaywheel.trace.counts import Cell, CellKey
 from delaywheel.trace.options import TraceOptions
 from delaywheel.trace.reports import EventReports
 from delaywheel.trace.texts import KeyMode, hashed
@@ -40,6 +41,9 @@ class Told:
 
     def drop(self, count: int, _why: str) -> None:
         self.dropped += count
+
+    def count(self, cells: Mapping[CellKey, Cell]) -> None:
+        pass
 
     def flush(self, _timeout_s: float) -> bool:
         return True
@@ -159,6 +163,8 @@ from delaywheel.trace.reports import EventReports
 class Printed:
     def clusters(self):
         return ["shop"]
+    def has_topic(self, topic):
+        return False
     def send(self, topic, key, value, on_end):
         print(decode(value)[1]["status"], flush=True)
         on_end("")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from confluent_kafka import Message as Record
 
 from delaywheel import Handle, Message
-from delaywheel.ingress import trace_topic
+from delaywheel.ingress import counts_topic, trace_topic
 from delaywheel.message import Result
+from delaywheel.testing import MemoryService
 from delaywheel.trace import Trace
 from delaywheel.trace.batch import BatchHead, decode
 from local.loopback.kafka import KafkaBroker
+from support.consumer.documents import program_of
 from support.kafka.read_committed import create_topic, read_all
 
 pytestmark = pytest.mark.kafka
@@ -87,3 +91,31 @@ def test_a_kafka_that_is_away_is_in_nobodys_way(caplog: pytest.LogCaptureFixture
     assert sum(int(line.split()[0]) for line in lines) == 100_000
     assert len(lines) <= 2  # in the first minute, and at the end
     assert "Connection refused" in lines[-1]
+
+
+def test_the_documents_program_tells_both_ends(kafka: KafkaBroker, cluster_id: str) -> None:
+    create_topic(kafka.address, trace_topic(cluster_id))
+    create_topic(kafka.address, counts_topic(cluster_id))
+    with MemoryService(topics=["orders"], start=datetime.now(UTC)) as service:
+        program = program_of("TRACE.md", "trace.flush()")
+        for shown, own in (
+            ("localhost:9092", kafka.address),
+            ("127.0.0.1:7420", service.address),
+            ('tags="tags"', f'tags="tags", cluster="{cluster_id}"'),
+        ):
+            assert shown in program
+            program = program.replace(shown, own)
+        ran = subprocess.run(
+            [sys.executable, "-c", program], check=True, timeout=60, stdout=subprocess.PIPE
+        )
+    assert ran.stdout == b"True\n"
+    batches = {head.kind: (head, rows) for head, rows in told(kafka, cluster_id)}
+    head, sent = batches["sent"]
+    assert (head.client, sent["key"], sent["tags"]) == ("web", ["42"], ["eu"])
+    assert batches["changed"][1]["status"] == ["CANCELLED"]
+    counts = [
+        json.loads(one.value() or b"") for one in read_all(kafka.address, counts_topic(cluster_id))
+    ]
+    [last] = {one["topic"]: one for one in counts if one["direction"] == "sent"}.values()
+    assert (last["messages"], last["bytes"]) == (1, len(b"unpaid?") + len(b"42"))
+    assert [one["reporter"] for one in counts if one["direction"] == "end"] == [head.reporter]

@@ -12,7 +12,7 @@ from delaywheel.testing.tracing import MemoryTrace
 from delaywheel.trace.options import TraceOptions
 from delaywheel.trace.reports import EventReports
 from delaywheel.trace.wrappers import traced_consumer, traced_producer
-from delaywheel.trace.wrappers.producer import Headers
+from delaywheel.trace.wrappers.producer import GivenHeaders
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, headers_of, read_all
 
@@ -50,11 +50,15 @@ def test_a_producer_tells_what_it_has_written(kafka: KafkaBroker, topic: str) ->
     def delivered(error: KafkaError | None, message: Message) -> None:
         heard.append((error is None, message.value()))
 
-    at: Headers = {"dw-topic": "orders", "dw-deliver-at": str(DUE_MS), "tags": "eu"}
+    at: GivenHeaders = {"dw-topic": "orders", "dw-deliver-at": str(DUE_MS), "tags": "eu"}
     producer.produce(topic, b"1", "k", on_delivery=delivered, headers=at)
     own = [("dw-topic", b"orders"), ("dw-delay-ms", b"5000"), ("dw-id", bytes(15) + b"\7")]
     producer.produce(topic, b"2", callback=delivered, timestamp=now_ms, headers=own)
-    cancel: Headers = [("dw-topic", b"orders"), ("dw-cancel", bytes(16)), ("dw-deliver-at", b"1")]
+    cancel: GivenHeaders = [
+        ("dw-topic", b"orders"),
+        ("dw-cancel", bytes(16)),
+        ("dw-deliver-at", b"1"),
+    ]
     producer.produce(topic, b"3", headers=cancel)
     producer.produce(topic, b"4", partition=7, on_delivery=delivered, headers=at)
     producer.produce(topic, b"5")
@@ -82,7 +86,7 @@ def test_what_a_transaction_has_is_told_at_its_end(kafka: KafkaBroker, topic: st
     settings = {"bootstrap.servers": kafka.address, "transactional.id": topic}
     producer = traced_producer(Producer(settings), trace)
     producer.init_transactions(30)
-    headers: Headers = {"dw-topic": "orders", "dw-deliver-at": str(DUE_MS)}
+    headers: GivenHeaders = {"dw-topic": "orders", "dw-deliver-at": str(DUE_MS)}
     ends = (
         (b"a", producer.abort_transaction, "ABORTED"),
         (b"c", producer.commit_transaction, "WRITTEN"),

@@ -115,8 +115,18 @@ def trace_topic(cluster_id: str) -> str:
     return f"delaywheel-{cluster_id}-trace"
 
 
+def counts_topic(cluster_id: str) -> str:
+    """Returns the name of the topic with how many messages programs have sent and consumed.
+
+    Example:
+        >>> counts_topic("main")
+        'delaywheel-main-counts'
+    """
+    return f"delaywheel-{cluster_id}-counts"
+
+
 _RESERVED = re.compile(
-    r"delaywheel-.+-(control|outcomes|dead|dead-marks|halves|trace)"
+    r"delaywheel-.+-(control|outcomes|dead|dead-marks|halves|trace|counts)"
     r"|.+-dead(-.+)?-marks"
     r"|__(consumer_offsets|transaction_state|share_group_state|cluster_metadata"
     r"|remote_log_metadata)"

@@ -2409,6 +2409,7 @@ class DescribeClusterResponse(_message.Message):
     PENDING_FIELD_NUMBER: _builtins.int
     KAFKA_FIELD_NUMBER: _builtins.int
     TRACE_TOPIC_FIELD_NUMBER: _builtins.int
+    COUNTS_TOPIC_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node: _builtins.str
     """The answering node."""
@@ -2430,6 +2431,8 @@ class DescribeClusterResponse(_message.Message):
     """The topic to which clients and consumers may tell what became of messages (docs/TRACE.md); empty:
     this cluster has none.
     """
+    counts_topic: _builtins.str
+    """The topic in which they count messages; empty: this cluster has none."""
     @_builtins.property
     def leader(self) -> Global___Leader:
         """Absent while no node leads."""
@@ -2472,10 +2475,11 @@ class DescribeClusterResponse(_message.Message):
         pending: Global___Pending | None = ...,
         kafka: _builtins.str = ...,
         trace_topic: _builtins.str = ...,
+        counts_topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_lateness_ms", b"_lateness_ms", "_leader", b"_leader", "_progress", b"_progress", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "limits", b"limits", "pending", b"pending", "progress", b"progress", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_lateness_ms", b"_lateness_ms", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "kafka", b"kafka", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "pending", b"pending", "progress", b"progress", "refusing", b"refusing", "trace_topic", b"trace_topic", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_lateness_ms", b"_lateness_ms", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "counts_topic", b"counts_topic", "floor", b"floor", "kafka", b"kafka", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "pending", b"pending", "progress", b"progress", "refusing", b"refusing", "trace_topic", b"trace_topic", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015

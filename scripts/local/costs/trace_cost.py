@@ -43,9 +43,14 @@ class Nowhere:
         """See `reporter.TracePort`."""
         return ["shop"]
 
+    def has_topic(self, _topic: str) -> bool:
+        """See `reporter.TracePort`."""
+        return True
+
     def send(self, _topic: str, _key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
         """See `reporter.TracePort`."""
-        self.last = value
+        if b'"rows"' in value:
+            self.last = value
         self._ends.append(on_end)
 
     def poll(self, _timeout_s: float) -> None:

@@ -329,6 +329,8 @@ def test_the_topic_of_the_trace_is_made_where_it_is_wanted_and_keeps_no_node_fro
     assert settings.names.trace not in ensure_topics(admin, traced, replicas=1, has_wheels=False)
     found = admin.list_topics(settings.names.trace, timeout=60).topics[settings.names.trace]
     assert len(found.partitions) == 3
+    assert topic_exists(kafka.address, settings.names.counts)
     set_topic(kafka.address, settings.names.trace, "cleanup.policy", "compact")
     told = ensure_topics(admin, traced, replicas=1, has_wheels=False)
     assert "set it to delete" in told[settings.names.trace]
+    assert settings.names.counts not in told

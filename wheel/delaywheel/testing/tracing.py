@@ -1,9 +1,11 @@
 """Events of a trace in memory, one at a time, as tests look at them."""
 
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Final
 
 from delaywheel.trace.batch import Rows
+from delaywheel.trace.counts import Cell, CellKey
 from delaywheel.trace.options import TraceOptions
 
 
@@ -27,6 +29,9 @@ class MemoryTrace:
 
     def drop(self, count: int, why: str) -> None:
         """Forgets failures of which there are too many."""
+
+    def count(self, cells: Mapping[CellKey, Cell]) -> None:
+        """Forgets counts."""
 
     def flush(self, _timeout_s: float) -> bool:
         """Does nothing: all are kept at once."""

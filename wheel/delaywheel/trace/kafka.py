@@ -5,7 +5,7 @@ hear of it again and again.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 try:
@@ -45,6 +45,7 @@ class TraceProducer:
             ValueError: A setting is none, or has a value that the client does not take.
         """
         self._error = ""
+        self._listed: Collection[str] = ()
         try:
             self._producer: Final = Producer(
                 {**_DEFAULTS, **settings, **_OURS, "error_cb": self._note}
@@ -58,11 +59,15 @@ class TraceProducer:
     def clusters(self) -> list[str]:
         """See `reporter.TracePort`."""
         try:
-            topics = self._producer.list_topics(timeout=_LOOK_S).topics
+            topics = self._listed = self._producer.list_topics(timeout=_LOOK_S).topics
         except KafkaException as error:
             self._producer.poll(0)  # has the error noted that is the cause
             raise OSError(self._error or _said(error)) from error
         return [match[1] for match in map(_TOPIC.fullmatch, topics) if match]
+
+    def has_topic(self, topic: str) -> bool:
+        """See `reporter.TracePort`."""
+        return topic in self._listed
 
     def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
         """See `reporter.TracePort`."""

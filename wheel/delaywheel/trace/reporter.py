@@ -39,8 +39,10 @@ from threading import Condition, Thread
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
-from delaywheel.ingress import trace_topic
+from delaywheel.ingress import counts_topic, trace_topic
+from delaywheel.message import clock_ns
 from delaywheel.trace.batch import BatchHead, Rows, encode
+from delaywheel.trace.counts import Cell, CellKey, EndCounts
 
 _LOG: Final = logging.getLogger("delaywheel.trace")
 
@@ -52,6 +54,9 @@ QUEUE_BYTES: Final = 8 * 1024 * 1024
 CLOSE_S: Final = 2.0
 ROW_BYTES: Final = 250
 """What an event takes, gathered or encoded, besides its texts, about."""
+
+COUNT_S: Final = 10.0
+"""How often counts are written that have changed."""
 
 _LOOK_AGAIN_S: Final = 10.0
 _SAY_AGAIN_S: Final = 60.0
@@ -65,7 +70,10 @@ class EventSink(Protocol):
         """Takes events of a kind, whose texts have so many bytes."""
 
     def drop(self, count: int, why: str) -> None:
-        """Counts events that were dropped before."""
+        """EndCounts events that were dropped before."""
+
+    def count(self, cells: Mapping[CellKey, Cell]) -> None:
+        """Adds to the counts."""
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until all that was taken is written, or dropped; False on timeout."""
@@ -80,6 +88,9 @@ class TracePort(Protocol):
         Raises:
             OSError: Kafka does not say it.
         """
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether Kafka listed it when it was asked for the clusters."""
 
     def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
         """Has a record written; `on_end` is called in `poll`, with an error or with an empty text.
@@ -157,6 +168,8 @@ class Reporter:
         self._full: deque[_Gathered] = deque()
         self._held_bytes = 0
         self._added = self._ended = 0  # events; those dropped at once are in neither
+        self._counts = EndCounts()
+        self._counting = 0  # records of counts under way
         self._dropped = self._unsaid = 0
         self._why_dropped = ""
         self._say_at_s = 0.0
@@ -169,6 +182,8 @@ class Reporter:
         self._cluster: str | None = None
         self._obstacle = ""
         self._look_at_s = 0.0
+        self._has_counts = False
+        self._count_at_s = 0.0
 
     def add(self, kind: str, rows: Rows, length_bytes: int) -> None:
         """See `EventSink`."""
@@ -192,9 +207,23 @@ class Reporter:
             if gathered.is_full:
                 self._full.append(self._gathered.pop(kind))
                 self._changed.notify_all()
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="delaywheel-trace", daemon=True)
-                self._thread.start()
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="delaywheel-trace", daemon=True)
+            self._thread.start()
+
+    def count(self, cells: Mapping[CellKey, Cell]) -> None:
+        """See `EventSink`."""
+        with self._changed:
+            if not cells or self._is_closed:
+                return
+            was_changed = self._counts.is_changed
+            self._counts.add(cells)
+            if not was_changed:
+                self._changed.notify_all()
+            self._start()
 
     def drop(self, count: int, why: str) -> None:
         """See `EventSink`."""
@@ -207,7 +236,10 @@ class Reporter:
             wanted = self._added
             self._is_urgent = True
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._ended >= wanted, timeout_s)
+            return self._changed.wait_for(
+                lambda: self._ended >= wanted and not self._counting and not self._has_new_counts(),
+                timeout_s,
+            )
 
     def close(self) -> None:
         """Writes what is gathered, for 2 s at most; what comes later is dropped."""
@@ -218,6 +250,8 @@ class Reporter:
 
     def end_of_program(self) -> None:
         """Does the same, but takes what comes later: other ends may have something to report."""
+        with self._changed:
+            self._counts.end()
         self.flush(CLOSE_S)
         with self._changed:
             if left := self._added - self._ended:
@@ -227,7 +261,7 @@ class Reporter:
             self._say_what_is_dropped()
 
     def _drop(self, count: int, why: str) -> None:
-        """Counts dropped events; the caller has the lock."""
+        """EndCounts dropped events; the caller has the lock."""
         self._dropped += count
         self._unsaid += count
         self._why_dropped = why
@@ -263,6 +297,7 @@ class Reporter:
         if self._cluster is None and time.monotonic() >= self._look_at_s:
             self._find_cluster(port)
         if self._cluster is not None:
+            self._send_counts(port, self._cluster)
             for gathered in self._taken():
                 self._send(port, self._cluster, gathered.kind, gathered.rows)
                 with self._changed:
@@ -281,11 +316,16 @@ class Reporter:
     def _wait_s(self) -> float | None:
         """Returns for how long there is nothing to do; None: until something is added."""
         now_s = time.monotonic()
-        if self._cluster is None and (self._gathered or self._full):
+        if self._cluster is None and (self._gathered or self._full or self._counts.is_changed):
             return max(0.0, self._look_at_s - now_s)
-        if not self._gathered:
-            return None
-        return max(0.0, min(one.since_s for one in self._gathered.values()) + GATHER_S - now_s)
+        at_s = [one.since_s + GATHER_S for one in self._gathered.values()]
+        if self._has_new_counts():
+            at_s.append(self._count_at_s)
+        return max(0.0, min(at_s) - now_s) if at_s else None
+
+    def _has_new_counts(self) -> bool:
+        """Whether counts are to be written; the caller has the lock."""
+        return self._counts.is_changed and (self._has_counts or self._cluster is None)
 
     def _taken(self) -> Iterator[_Gathered]:
         """Takes out what is full, or old enough, or urgent."""
@@ -309,11 +349,50 @@ class Reporter:
         wanted = self._wanted_cluster
         if wanted in found or (wanted is None and len(found) == 1):
             self._cluster, self._obstacle = wanted or found[0], ""
+            self._has_counts = port.has_topic(counts_topic(self._cluster))
         elif wanted is None and found:
             self._obstacle = f"give Trace a cluster, one of {', '.join(sorted(found))}"
         else:
             name = trace_topic(wanted or "<cluster>")
             self._obstacle = f"there is no topic {name} that this program may write to"
+
+    def _send_counts(self, port: TracePort, cluster: str) -> None:
+        """Has counts written that have changed, each 10 s; where nobody has them, forgets them."""
+        with self._changed:
+            now_s = time.monotonic()
+            is_due = self._is_urgent or now_s >= self._count_at_s
+            if not self._counts.is_changed or not is_due:
+                return
+            self._count_at_s = now_s + COUNT_S
+            if not self._has_counts:
+                self._counts = EndCounts()
+                return
+            head = {
+                "cluster": cluster,
+                "reporter": self._id,
+                "client": self._kafka.get("client.id"),
+                "host": socket.gethostname(),
+                "release": _release(),
+                "at_ms": clock_ns() // 1_000_000,
+            }
+            taken = self._counts.take(head)
+            self._counting += len(taken)
+        self._under_way += len(taken)
+        for key, value in taken.items():
+            on_end = partial(self._counted, key, value)
+            try:
+                port.send(counts_topic(cluster), key, value, on_end)
+            except OSError as error:
+                on_end(str(error))
+
+    def _counted(self, key: bytes, value: bytes, error: str) -> None:
+        """Takes in that counts are written, or not."""
+        self._under_way -= 1
+        with self._changed:
+            self._counting -= 1
+            if error:
+                self._counts.failed(key, value)
+            self._changed.notify_all()
 
     def _send(self, port: TracePort, cluster: str, kind: str, rows: Rows) -> None:
         """Encodes events and has them written, in as many batches as that takes."""

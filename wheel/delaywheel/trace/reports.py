@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import clock_ns
-from delaywheel.trace.changed import ChangedFields, ChangedMessage, changed_rows
+from delaywheel.trace.changed import ChangedFields, changed_rows
+from delaywheel.trace.counts import Cell, CellKey
 from delaywheel.trace.options import TraceOptions
 from delaywheel.trace.reporter import CLOSE_S, EventSink
 from delaywheel.trace.sampling import Chosen, Sampling
 from delaywheel.trace.schema import EventKind
-from delaywheel.trace.sent import sent_rows
+from delaywheel.trace.sent import sent_cells, sent_rows
 
 if TYPE_CHECKING:
     from delaywheel.message import Result
@@ -46,6 +47,9 @@ class EventRun(Protocol):
     def failed(self) -> list[int]:
         """Returns the rows of failures, ascending."""
 
+    def cells(self, time_ms: int) -> dict[CellKey, Cell]:
+        """Returns what all of them add to the counts."""
+
     def rows(
         self, chosen: Sequence[int] | None, options: TraceOptions, time_ms: int
     ) -> tuple[dict[str, list[Any]], int]:
@@ -71,6 +75,7 @@ class EventReports:
     def sent(self, results: Sequence[Result], cost_s: float, attempts: int) -> None:
         """Reports the final answers to messages that were sent together; not for programs."""
         with _GUARD:
+            self._sink.count(sent_cells(results))
             failed = [row for row, result in enumerate(results) if result.handle is None]
             chosen = self._sampling.of_sent([result.message.id for result in results], failed)
             if chosen.rows is not None:
@@ -84,11 +89,13 @@ class EventReports:
     def changed(self, what: str, messages: Iterable[ChangedFields], cost_s: float) -> None:
         """Reports the final answers to changes asked for together; not for programs."""
         with _GUARD:
-            many = [ChangedMessage(*fields) for fields in messages]
+            many = list(messages)
             failed = [
-                row for row, one in enumerate(many) if isinstance(one.outcome, DelaywheelError)
+                row
+                for row, (*_, outcome, _) in enumerate(many)
+                if isinstance(outcome, DelaywheelError)
             ]
-            chosen = self._sampling.of_others([message.id for message in many], failed)
+            chosen = self._sampling.of_others([id_ for _, id_, *_ in many], failed)
             if chosen.rows is not None:
                 many = [many[row] for row in chosen.rows]
             rows = changed_rows(what, many, _now_ms(), int(cost_s * 1e6))
@@ -97,6 +104,7 @@ class EventReports:
     def processed(self, run: EventRun) -> None:
         """Reports outcomes that are committed; not for programs."""
         with _GUARD:
+            self._sink.count(run.cells(_now_ms()))
             roots = () if self._sampling.takes_all else run.roots()
             chosen = self._sampling.of_others(roots, run.failed())
             rows = run.rows(chosen.rows, self._options, _now_ms())
@@ -105,6 +113,7 @@ class EventReports:
     def written(self, run: EventRun) -> None:
         """Reports records that were written to an ingress topic, or not; not for programs."""
         with _GUARD:
+            self._sink.count(run.cells(_now_ms()))
             chosen = self._sampling.of_sent(run.roots(), run.failed())
             rows = run.rows(chosen.rows, self._options, _now_ms())
             self._report(EventKind.SENT, chosen, *rows)

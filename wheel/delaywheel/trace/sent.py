@@ -12,6 +12,7 @@ from delaywheel.errors import (
 )
 from delaywheel.message import Message, Result
 from delaywheel.record_headers import last_of
+from delaywheel.trace.counts import Cell, CellKey, Counted, Direction, folded, sent_key
 from delaywheel.trace.options import TraceOptions
 from delaywheel.trace.schema import ACCEPTED, UNKNOWN
 
@@ -61,6 +62,30 @@ def sent_rows(
         "attempts": [attempts] * count,
         "node": [None if handle is None else handle.wheel for handle in handles],
     }, length_bytes + tags_bytes
+
+
+def sent_cells(results: Sequence[Result]) -> dict[CellKey, Cell]:
+    """Returns what messages that were sent together add to the counts."""
+    accepted: dict[str, list[Message]] = {}
+    cells: dict[CellKey, Cell] = {}
+    for result in results:
+        message, error = result.message, result.error
+        if result.handle is not None:
+            accepted.setdefault(message.topic, []).append(message)
+        else:
+            is_unknown = error is not None and not error.outcome_known
+            cell = cells.setdefault(sent_key(message.topic, message.due_ms), Cell())
+            cell.unknown += is_unknown
+            cell.refused += not is_unknown
+    for topic, messages in accepted.items():
+        dues_ms = [message.due_ms or 0 for message in messages]
+        lengths = [len(one.key or b"") + len(one.value or b"") for one in messages]
+        ids = [message.id for message in messages]
+        for key, cell in folded(
+            Counted(Direction.SENT, topic, None, ids, dues_ms, lengths)
+        ).items():
+            cells.setdefault(key, Cell()).add(cell)
+    return cells
 
 
 def tags_of(options: TraceOptions, messages: Sequence[Message]) -> tuple[list[bytes | None], int]:

@@ -126,7 +126,15 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         is_needed=False,
         otherwise=", or set trace = false",
     )
-    return (*topics, trace)
+    counts = OwnTopic(
+        names.counts,
+        kept | {"cleanup.policy": "compact,delete", "retention.ms": str(30 * 86_400_000)},
+        partitions=3,
+        is_written=False,
+        is_needed=False,
+        otherwise=", or set trace = false",
+    )
+    return (*topics, trace, counts)
 
 
 def brokers_of(
@@ -444,7 +452,7 @@ def topic_objections(
     policy = config["cleanup.policy"].value
     if topic.compacted and policy != "compact":
         yield f"the control topic {topic.name} has cleanup.policy={policy}: compact it"
-    if not topic.compacted and "compact" in policy:
+    if "compact" not in topic.config["cleanup.policy"] and "compact" in policy:
         yield (
             f"topic {topic.name} has cleanup.policy={policy}: set it to delete, a compacted"
             " topic refuses what has no key, and removes records that are to be kept"

@@ -60,6 +60,7 @@ def describe_cluster(
         now_ms=wall_ms(),
         kafka=config.kafka["bootstrap.servers"],
         trace_topic=config.kafka_settings.names.trace if config.trace else "",
+        counts_topic=config.kafka_settings.names.counts if config.trace else "",
     )
     if refusal is not None:
         answer.refusing.CopyFrom(refusal.as_error())

@@ -16,15 +16,26 @@ from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import DONE, Outcome, Settlement
 from delaywheel.record_headers import RETRY_ATTEMPT, RETRY_ROOT, last_of, number_of
+from delaywheel.transactional import Outgoing
 from delaywheel.ways.columns import HeaderColumns, ids_in, numbers_in
-from delaywheel.ways.records import WrittenRecord, WrittenRun, picked, tags_in, texts
+from delaywheel.ways.records import (
+    WrittenRecord,
+    WrittenRun,
+    counted_cells,
+    lengths_of,
+    picked,
+    tags_in,
+    texts,
+)
 from delaywheel.ways.roots import hashed_of, root_in
 from delaywheel.ways.values import id_in
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.counts import Cell, CellKey
     from delaywheel.trace.options import TraceOptions
 
 _DUE: Final = "dw-due"
+_AGAIN: Final = frozenset({Outcome.RETRIED, Outcome.PARKED, Outcome.FORWARDED})
 _FAILED: Final = frozenset({Outcome.RETRIED, Outcome.DEAD, Outcome.EXPIRED})
 
 
@@ -64,6 +75,20 @@ class CommittedRun:
             hashed_of(root) if root is not None else id_ or b"%s/%d" % (at, offset)
             for root, id_, offset in zip(self._told_roots, self._ids, offsets, strict=True)
         ]
+
+    def cells(self, time_ms: int) -> dict[CellKey, Cell]:
+        """Returns what all of them add to the counts, and the records that bring some back."""
+        block, begin, end = self.block, self.begin, self.end
+        lengths = lengths_of(block.keys(begin, end), block.values(begin, end))
+        dues_ms = numbers_in(self._headers.column(_DUE))
+        own = self._ids, dues_ms, lengths, time_ms
+        cells = counted_cells("consumed", block.at.topic, self.group, *own)
+        again = [
+            _written(one.record)
+            for index, one in self.settlements.items()
+            if begin <= index < end and one.record is not None and one.outcome in _AGAIN
+        ]
+        return cells | WrittenRun(again).cells(time_ms) if again else cells
 
     def failed(self) -> list[int]:
         """Returns the rows of those that were not done."""
@@ -166,9 +191,7 @@ def committed_runs(cut: Cut, group: str, *, is_check: bool) -> list[CommittedRun
 def written_runs(runs: Sequence[CommittedRun]) -> list[WrittenRun]:
     """Returns what the handlers of these records have written for later."""
     written = [
-        WrittenRecord(
-            record.key, record.headers, number_of(last_of(record.headers, ingress.DELIVER_AT))
-        )
+        _written(record)
         for run in runs
         for one in run.settlements.values()
         if one.writes is not None
@@ -176,6 +199,12 @@ def written_runs(runs: Sequence[CommittedRun]) -> list[WrittenRun]:
         if record.headers and last_of(record.headers, ingress.TOPIC) is not None
     ]
     return [WrittenRun(written)] if written else []
+
+
+def _written(record: Outgoing) -> WrittenRecord:
+    due_ms = number_of(last_of(record.headers, ingress.DELIVER_AT))
+    length_bytes = len(record.key or b"") + len(record.value or b"")
+    return WrittenRecord(record.key, record.headers, due_ms, length_bytes=length_bytes)
 
 
 def _is_skipped(settlement: Settlement | None) -> bool:

@@ -11,6 +11,7 @@ from delaywheel.ways.roots import hashed_of
 from delaywheel.ways.values import id_in
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.counts import Cell, CellKey
     from delaywheel.trace.options import TraceOptions
 
 
@@ -48,6 +49,10 @@ class DecidedLetters:
     def failed(self) -> list[int]:
         """Returns all rows."""
         return list(range(len(self._decided)))
+
+    def cells(self, _time_ms: int) -> dict[CellKey, Cell]:
+        """Returns nothing: letters are no messages, and what is sent again is no accepted one."""
+        return {}
 
     def rows(
         self, chosen: Sequence[int] | None, options: TraceOptions, time_ms: int

@@ -25,8 +25,8 @@ from delaywheel.trace.reports import EventReports
 from delaywheel.trace.wrappers.held import Held
 from delaywheel.ways.records import ReadRecord, ReadRun
 
-OnPartitions = Callable[[Consumer, list[TopicPartition]], None]
-_Ends = dict[tuple[str, int], int]
+PartitionsCall = Callable[[Consumer, list[TopicPartition]], None]
+_OffsetEnds = dict[tuple[str, int], int]
 
 
 class TracedConsumer:
@@ -37,8 +37,8 @@ class TracedConsumer:
         self._group: Final = group
         self._trace: Final = trace
         self._read: Final[Held[ReadRecord]] = Held(trace)
-        self._stored: _Ends = {}
-        self._positions: _Ends = {}
+        self._stored: _OffsetEnds = {}
+        self._positions: _OffsetEnds = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
@@ -61,9 +61,9 @@ class TracedConsumer:
     def subscribe(
         self,
         topics: list[str],
-        on_assign: OnPartitions | None = None,
-        on_revoke: OnPartitions | None = None,
-        on_lost: OnPartitions | None = None,
+        on_assign: PartitionsCall | None = None,
+        on_revoke: PartitionsCall | None = None,
+        on_lost: PartitionsCall | None = None,
     ) -> None:
         """See `confluent_kafka.Consumer.subscribe`."""
         ours = {
@@ -134,14 +134,16 @@ class TracedConsumer:
         self._positions[at] = offset + 1
         own_key = key.encode() if isinstance(key, str) else key
         headers = headers_of(message) or ()
-        self._read.add(ReadRecord(topic, partition, offset, own_key, headers), own_key, headers)
+        length_bytes = len(own_key or b"") + len(message.value() or b"")
+        record = ReadRecord(topic, partition, offset, own_key, headers, length_bytes)
+        self._read.add(record, own_key, headers)
 
     def _tell(self, ends: Mapping[tuple[str, int], int]) -> None:
         done = self._read.take(lambda one: one.offset < ends.get((one.topic, one.partition), 0))
         if done:
             self._trace.processed(ReadRun(done, self._group))
 
-    def _forgetting(self, then: OnPartitions | None) -> OnPartitions:
+    def _forgetting(self, then: PartitionsCall | None) -> PartitionsCall:
         def leave(consumer: Consumer, partitions: list[TopicPartition]) -> None:
             if then is not None:
                 then(consumer, partitions)
@@ -154,7 +156,7 @@ class TracedConsumer:
         return leave
 
 
-def _ends(message: Message | None, offsets: Iterable[TopicPartition] | None) -> _Ends:
+def _ends(message: Message | None, offsets: Iterable[TopicPartition] | None) -> _OffsetEnds:
     """Returns up to where a program commits, by topic and partition."""
     if message is not None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()

@@ -26,11 +26,11 @@ from delaywheel import ingress
 from delaywheel.trace.reports import EventReports
 from delaywheel.trace.schema import UNKNOWN, WRITTEN
 from delaywheel.trace.wrappers.held import Held
-from delaywheel.ways.records import RecordHeaders, WrittenRecord, WrittenRun
+from delaywheel.ways.records import PairsOfHeaders, WrittenRecord, WrittenRun
 from delaywheel.ways.values import number_in
 
-OnDelivery = Callable[[KafkaError | None, Message], object]
-Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
+DeliveryCall = Callable[[KafkaError | None, Message], object]
+GivenHeaders = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 
 _UNTOLD: Final = frozenset({ingress.CANCEL, ingress.COMMIT, ingress.ANSWER})
 _PERHAPS: Final = frozenset({"_MSG_TIMED_OUT", "_PURGE_INFLIGHT"})
@@ -77,10 +77,10 @@ class TracedProducer:
         value: str | bytes | None = None,
         key: str | bytes | None = None,
         partition: int = -1,
-        callback: OnDelivery | None = None,
-        on_delivery: OnDelivery | None = None,
+        callback: DeliveryCall | None = None,
+        on_delivery: DeliveryCall | None = None,
         timestamp: int = 0,
-        headers: Headers | None = None,
+        headers: GivenHeaders | None = None,
     ) -> None:
         """See `confluent_kafka.Producer.produce`."""
         on_delivery = on_delivery or callback
@@ -131,9 +131,9 @@ class TracedProducer:
 
     def _delivered(
         self,
-        headers: RecordHeaders,
+        headers: PairsOfHeaders,
         began_s: float,
-        on_delivery: OnDelivery | None,
+        on_delivery: DeliveryCall | None,
         error: KafkaError | None,
         message: Message,
     ) -> None:
@@ -144,7 +144,9 @@ class TracedProducer:
         key = message.key()
         own_key = key.encode() if isinstance(key, str) else key
         due_ms = _due_ms(dict(headers), message)
-        self._ended.add(WrittenRecord(own_key, headers, due_ms, status, cost_us), own_key, headers)
+        length_bytes = len(own_key or b"") + len(message.value() or b"")
+        record = WrittenRecord(own_key, headers, due_ms, status, cost_us, length_bytes)
+        self._ended.add(record, own_key, headers)
         if len(self._ended) >= _MANY:
             self._tell()
         if on_delivery is not None:
@@ -167,7 +169,7 @@ class TracedProducer:
         self._trace.flush()
 
 
-def _own(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
+def _own(headers: GivenHeaders | None) -> list[tuple[str, bytes | None]] | None:
     """Returns the headers of a message that is to be told, with an id; None: it is none."""
     if not headers:
         return None
