@@ -110,7 +110,7 @@ fetch_wheels() {
   PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" PIP_CONSTRAINT="file://${root// /%20}/constraints.txt" \
     waiting_for fetching "$venv/bin/python" -m pip wheel \
     --disable-pip-version-check --wheel-dir "$wheels" --use-pep517 \
-    "$root[$needs]" hatchling editables |
+    "$root[$needs]" hatch-vcs hatchling editables |
     { grep --line-buffered -oE 'Downloading .{1,72}' || true; } >&2 ||
     die "fetching failed; it continues from here when this is run again"
   rm -f "$wheels"/delaywheel-*.whl # ours is installed from where it is

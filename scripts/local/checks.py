@@ -24,7 +24,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -63,7 +62,13 @@ CORE = ("tests/core", "tests/consumer", "tests/wheel")
 CONSUMERS = ("tests/consumer", "tests/client/table", "tests/client/testing")
 """Consumers on a broker; groups have the same names in both."""
 CLEANER = "tests/cleaner"
-KAFKA = ("tests/cli", "tests/local", "tests/trace", "tests/wheel/deadletters")
+KAFKA = (
+    "tests/cli",
+    "tests/local",
+    "tests/packaging",
+    "tests/trace",
+    "tests/wheel/deadletters",
+)
 """Where other tests of a broker are: to collect all would take seconds."""
 SHARING = 6
 """How many steps share the broker."""
@@ -125,16 +130,15 @@ class Queue:
     steps: tuple[Step, ...]
 
 
-def queues(*, fast: bool, scratch: Path, listeners: Sequence[str]) -> list[Queue]:
+def queues(*, fast: bool, listeners: Sequence[str]) -> list[Queue]:
     """Returns all checks: those that only compute, and those that mostly wait.
 
     Args:
         fast: Leave out what needs minutes.
-        scratch: A folder for what is built.
         listeners: Of the broker, for each step that uses it.
     """
     return [
-        Queue(2, (*_text(scratch), *_computing(" and not slow" if fast else ""))),
+        Queue(2, (*_text(), *_computing(" and not slow" if fast else ""))),
         Queue(4, _waiting(" and not slow" if fast else "", listeners, fast=fast)),
     ]
 
@@ -164,7 +168,7 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
     )
 
 
-def _text(scratch: Path) -> tuple[Step, ...]:
+def _text() -> tuple[Step, ...]:
     # What mypy found out about a file is true wherever the same file lies.
     found = cache_folder() / "mypy"
     packages = ("proto", "wheel", "replica", "scripts", "tests")
@@ -174,10 +178,6 @@ def _text(scratch: Path) -> tuple[Step, ...]:
         Step("mypy", ("mypy", f"--cache-dir={found}", *packages)),
         Step("import-linter", ("lint-imports",)),
         Step("generated code", (sys.executable, "-m", "local.proto", "--check")),
-        Step(
-            "build",
-            (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(scratch)),
-        ),
     )
 
 
@@ -358,8 +358,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         release = {VERSION_VARIABLE: options.kafka}
         return subprocess.call((*_PYTEST, BROKERS), cwd=ROOT, env=os.environ | release)
     children_cpu_s, began_s = _children_cpu_s(), time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch, SharedBroker(SHARING) as broker:
-        wanted = queues(fast=options.fast, scratch=Path(scratch), listeners=broker.listeners)
+    with SharedBroker(SHARING) as broker:
+        wanted = queues(fast=options.fast, listeners=broker.listeners)
         left = [deque(queue.steps) for queue in wanted]
         running = [
             Lane(began_s, own, *(other for other in left if other is not own))

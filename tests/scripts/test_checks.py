@@ -269,8 +269,8 @@ def test_another_release_of_kafka_is_tried_by_the_tests_of_three_brokers(
     assert "3.6.2" in capfd.readouterr().out
 
 
-def test_steps_of_the_project(tmp_path: Path) -> None:
-    computing, waiting = queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
+def test_steps_of_the_project() -> None:
+    computing, waiting = queues(fast=False, listeners=LISTENERS)
     assert [step.name for step in waiting.steps] == [
         "pytest brokers",
         "pytest nodes",
@@ -290,7 +290,6 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "mypy",
         "import-linter",
         "generated code",
-        "build",
         "pytest drills",
         "pytest simulation",
         "pytest core",
@@ -299,8 +298,8 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
     ]
 
 
-def test_steps_that_share_the_broker_have_their_own_listeners(tmp_path: Path) -> None:
-    _, waiting = queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
+def test_steps_that_share_the_broker_have_their_own_listeners() -> None:
+    _, waiting = queues(fast=False, listeners=LISTENERS)
     used = [step.command[1].partition("=")[2] for step in waiting.steps if "env" in step.command]
     assert sorted(used) == LISTENERS
 
@@ -321,12 +320,8 @@ def files_below(*paths: str) -> set[Path]:
 
 
 @pytest.mark.parametrize("asked", ["(kafka or spark)", "not kafka and not spark"])
-def test_every_test_is_in_one_step(tmp_path: Path, asked: str) -> None:
-    steps = [
-        step
-        for queue in queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
-        for step in queue.steps
-    ]
+def test_every_test_is_in_one_step(asked: str) -> None:
+    steps = [step for queue in queues(fast=False, listeners=LISTENERS) for step in queue.steps]
     times = sum((files_of(step) for step in steps if asked in step.command), Counter[Path]())
     assert set(times.values()) == {1}
     left_out = files_below("tests") - times.keys()
@@ -341,19 +336,15 @@ def test_every_test_is_in_one_step(tmp_path: Path, asked: str) -> None:
     assert not [path for path in left_out if {*folders} & {*path.parents}]
 
 
-def test_tests_that_only_compute_give_way(tmp_path: Path) -> None:
-    computing, waiting = queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
+def test_tests_that_only_compute_give_way() -> None:
+    computing, waiting = queues(fast=False, listeners=LISTENERS)
     nice = {step.name for step in computing.steps if step.command[:3] == ("nice", "-n", "5")}
     assert nice == {step.name for step in computing.steps if step.name.startswith("pytest")}
     assert not any("nice" in step.command for step in waiting.steps)
 
 
-def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
-    steps = [
-        step
-        for queue in queues(fast=True, scratch=tmp_path, listeners=LISTENERS)
-        for step in queue.steps
-    ]
+def test_fast_leaves_out_what_is_slow() -> None:
+    steps = [step for queue in queues(fast=True, listeners=LISTENERS) for step in queue.steps]
     for step in steps:
         if step.name.startswith("pytest"):
             marks = step.command[len(step.command) - step.command[::-1].index("-m")]

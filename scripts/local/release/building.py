@@ -1,0 +1,51 @@
+"""Builds wheel and sdist from a copy of a tree, each time to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from build.util import project_wheel_metadata
+
+from local.release import bill
+from local.release.source import Source, git, run
+
+PINS = "constraints.txt"
+_VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_DELAYWHEEL"
+
+
+def build(source: Source, folder: Path) -> Path:
+    """Builds in a new folder, with the SBOM, and adds the pins; returns the folder of these files.
+
+    Raises:
+        NotReleasableError: It cannot be built.
+    """
+    tree, built = folder / "tree", folder / "dist"
+    _copy(source.root, tree)
+    metadata = project_wheel_metadata(tree, isolated=False)
+    (tree / bill.FILE).write_text(
+        bill.bill_of(
+            source.version,
+            source.epoch_s,
+            metadata.get_all("Requires-Dist") or [],
+            bill.of_users(metadata.get_all("Provides-Extra") or []),
+            bill.pins((tree / PINS).read_text()),
+        )
+    )
+    # The sdist from the copy, and the wheel from that sdist.
+    command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(tree))
+    settings = {_VERSION_VARIABLE: source.version, "SOURCE_DATE_EPOCH": str(source.epoch_s)}
+    run(*command, env=os.environ | settings)
+    shutil.copyfile(tree / PINS, built / PINS)
+    return built
+
+
+def _copy(root: Path, tree: Path) -> None:
+    """Copies what Git does not ignore: what else lies about is not shipped."""
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in filter(None, listed.split("\0")):
+        if (root / name).is_file():  # it may be deleted in the tree alone
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, tree / name)
