@@ -534,6 +534,8 @@ def clients(place: Place) -> None:
     place.ask(lambda: client.produce_async(topic, b"v", delay="1h").result() and "sent")
     place.ask(client.flush)
     place.ask(lambda: client.cancel_many(due_to=past))
+    overdue = client.produce(topic, b"v", delay="1h")
+    place.ask(lambda: client.reschedule(overdue, to=past).outcome)
     with Client(place.address, past_due="reject") as strict:
         place.ask(lambda: strict.produce(topic, b"v", deliver_at=past))
     place.ask(lambda: client.search(topic, limit=1).complete)
