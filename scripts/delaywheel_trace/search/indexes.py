@@ -13,7 +13,7 @@ from typing import Any, Final
 from delaywheel.trace.sampling import Sampling
 from delaywheel_trace.index.events import IDENTITY, SCHEMA
 from delaywheel_trace.index.folder import IndexFolder, IndexUnreadableError
-from delaywheel_trace.index.layout import HOUR_MS, EventFile, Gap, Layout
+from delaywheel_trace.index.layout import HOUR_MS, BatchFile, EventFile, Gap, Layout
 
 CHUNK_FILES: Final = 64
 """So many files are searched at once; what was found is known after each."""
@@ -169,7 +169,12 @@ def _files_of(
     index.gaps = layout.gaps_between(index.from_ms, index.to_ms)
     index.bad = layout.bad_between(index.from_ms, index.to_ms)
     index.ledger_to_ms = max(layout.ends_ms().values(), default=None)
-    return sorted(files, key=lambda file: (-file.hour_ms, file.path))
+    return sorted(files, key=_by_arrival)
+
+
+def _by_arrival(file: EventFile) -> tuple[int, int, str]:
+    """Orders files, what arrived last first: an hour's batches before those that were merged."""
+    return -file.hour_ms, -file.batch if isinstance(file, BatchFile) else 0, file.path
 
 
 def _looked(

@@ -196,7 +196,7 @@ class Lookups:
             sql = f"SELECT DISTINCT reporter, number, dropped {_FROM} WHERE dropped > 0 LIMIT 10000"
             for reporter, number, count in self._run(sql, chunk, {}):
                 dropped[reporter, number] = count
-            if newest_ms is None:
+            if newest_ms is None:  # the first chunk has what arrived last
                 sql = f"SELECT max(time_ms) {_FROM} WHERE kind <> 'accepted'"
                 newest_ms = max((t for (t,) in self._run(sql, chunk, {}) if t), default=None)
         told = {"shares": shares, "dropped": sum(dropped.values()), "newest_ms": newest_ms}

@@ -208,8 +208,6 @@ def measure(place: Path, rounds: int) -> None:
             f"{len(found.events):,} events of {files:,} files{found.cut}",
             flush=True,
         )
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
-    print(f"memory of the process: {peak:,} MiB")
 
 
 def _children_s() -> float:

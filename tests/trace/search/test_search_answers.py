@@ -187,6 +187,18 @@ def test_files_that_are_merged_meanwhile_are_searched_where_they_are_then(
     assert (len(found.events), found.missing, found.cut) == (1, [], "")
 
 
+def test_the_newest_event_is_looked_for_in_the_newest_files(
+    index: IndexMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "CHUNK_FILES", 2)
+    for number in range(12):
+        index.batch(sent(time_ms=SENT_MS + number))
+    found = indexes.search_indexes(
+        [index.folder.uri], {"id": ID}, window=None, limit=1, timeout_s=60
+    )
+    assert found.indexes[0].newest_ms == SENT_MS + 11
+
+
 SLOW = "import sys, time\nprint('{\"chunk\": 1}', flush=True)\ntime.sleep(600)"
 FAILING = "import sys\nsys.exit('MemoryError: no more')"
 
