@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,18 +20,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from delaywheel.ingress import trace_topic
 from delaywheel.trace.batch import BatchHead, Rows, encode
+from delaywheel_audit.kafka import plan
+from delaywheel_audit.kafka.errors import KafkaSourceError
 from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_trace.index.folder import IndexFolder
 from delaywheel_trace.index.layout import Layout
-from delaywheel_trace.job import job, stream
+from delaywheel_trace.job import batches, job, stream
 from delaywheel_trace.job.command import IndexOptions
-from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import create_topic
+from local.loopback.kafka import KafkaBroker, free_ports
+from local.loopback.kafka_jars import find_java
+from support.kafka.read_committed import create_topic, delete_topic
+from support.process.spark import cheap_start, environment_for_few_rows
 
 pytestmark = pytest.mark.kafka
 
@@ -193,5 +203,135 @@ def test_a_lost_checkpoint_has_everything_read_again_and_nothing_overwritten(
     assert before < {file.path for file in told.layout().counting}
 
 
+def test_records_that_are_gone_end_it_and_from_now_on_the_gap_is_noted(
+    told: Told, spark: SparkSession
+) -> None:
+    told.send(1, b"{}")
+    with running(told, spark) as failures:
+        wait_for(lambda: len(told.layout().bad) == 1, failures)
+    told.send(1, b"{}", b"{}")
+    place = TopicPartition(told.topics[1], 0, 2)
+    admin = AdminClient({"bootstrap.servers": told.kafka.address})
+    admin.delete_records([place])[place].result(60)
+    with running(told, spark) as failures, pytest.raises(KafkaSourceError, match="OFFSETS_GONE"):
+        wait_for(lambda: False, failures)
+    with running(told, spark, from_now=True) as failures:
+        wait_for(lambda: len(told.layout().gaps) == 1, failures)
+        (gap,) = told.layout().gaps
+        noted = json.loads((told.index / gap.path).read_text())
+        assert (noted["from"][told.topics[1]], noted["to"][told.topics[1]]) == ({"0": 1}, {"0": 3})
+        told.tell(1)
+        wait_for(lambda: len(told.events()) == 1, failures)
+    assert sum(bad.records for bad in told.layout().bad) == 1
+
+
+@pytest.mark.parametrize("records", [0, 1, 5])
+def test_topics_that_were_made_anew_end_it(told: Told, spark: SparkSession, records: int) -> None:
+    for _ in range(3):
+        told.tell(1)
+    with running(told, spark) as failures:
+        wait_for(lambda: len(told.events()) == 3, failures)
+    for topic in told.topics:
+        delete_topic(told.kafka.address, topic)
+    told.make_topics()
+    for _ in range(records):
+        told.tell(1)
+    with running(told, spark) as failures, pytest.raises(KafkaSourceError, match="TOPIC_RECREATED"):
+        wait_for(lambda: False, failures)
+    assert len(told.events()) == 3
+
+
+def test_a_topic_that_is_made_anew_while_it_runs_ends_it(
+    told: Told, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told.tell(3)
+    check = plan.check_topics
+
+    def made_anew_first(*arguments: Any) -> None:
+        monkeypatch.setattr(batches, "check_topics", check)
+        delete_topic(told.kafka.address, told.topics[0])
+        create_topic(told.kafka.address, told.topics[0], partitions=3)
+        check(*arguments)
+
+    monkeypatch.setattr(batches, "check_topics", made_anew_first)
+    with running(told, spark) as failures, pytest.raises(KafkaSourceError, match="TOPIC_RECREATED"):
+        wait_for(lambda: False, failures)
+    assert told.events() == []
+
+
+def test_a_full_disk_is_waited_for(
+    told: Told,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    put, is_full = IndexFolder.put, threading.Event()
+    is_full.set()
+
+    def full(self: IndexFolder, path: str, write: Callable[[Any], object]) -> None:
+        if is_full.is_set() and "/b-" in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(self, path, write)
+
+    monkeypatch.setattr(IndexFolder, "put", full)
+    monkeypatch.setattr(batches, "_AGAIN_S", 0.1)
+    told.tell(3)
+    with running(told, spark) as failures:
+        said = ""
+        while "waiting: the index cannot be written: [Errno 28] No space" not in said:
+            assert not failures
+            said += capfd.readouterr().err
+            time.sleep(0.05)
+        assert told.events() == []
+        is_full.clear()
+        wait_for(lambda: len(told.events()) == 3, failures)
+
+
 def identities(told: Told) -> set[tuple[str, int, int]]:
     return {(e["reporter"], e["number"], e["row"]) for e in told.events()}
+
+
+@pytest.mark.slow
+def test_killed_as_users_run_it_it_goes_on(told: Told, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    health = f"127.0.0.1:{free_ports(1)[0]}"
+    command = [sys.executable, "-m", "delaywheel_trace.job.command"]
+    command += ["--settings", str(told.settings), "--index", str(told.index)]
+    command += ["--metrics-listen", health]
+    environment = {**os.environ, **environment_for_few_rows(tmp_path), **cheap_start()}
+    environment["JAVA_HOME"] = str(Path(find_java()).resolve().parent.parent)
+
+    @contextmanager
+    def started() -> Iterator[subprocess.Popen[bytes]]:
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, env=environment, stderr=output)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def until(rows: int, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + 120
+        while len(told.events()) < rows:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    told.tell(3)
+    with started() as process:
+        until(3, process)
+        second = subprocess.run(command, env=environment, capture_output=True, check=False)
+        assert second.returncode == 2
+        assert f"INDEX_TAKEN: {told.index}: process {process.pid} on".encode() in second.stderr
+        told.tell(3)
+    with started() as process:
+        until(6, process)
+        with urllib.request.urlopen(f"http://{health}/healthz", timeout=30) as answer:
+            assert answer.read() == b"ok\n"
+        with urllib.request.urlopen(f"http://{health}/metrics", timeout=30) as answer:
+            assert b"delaywheel_trace_index_events_total" in answer.read()
+        process.terminate()
+        assert process.wait(60) == 0
+    assert identities(told) == {(told.reporter, n, row) for n in (1, 2) for row in range(3)}
+    assert len(told.events()) == 6
