@@ -14,6 +14,7 @@ from delaywheel_replica.cli.printing import verdict as verdict_of_status
 from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.server.metrics.catalogue import METRICS
 from delaywheel_replica.server.metrics.metric import MetricType
+from delaywheel_trace.job.health import IndexHealth
 from support.process.promtool import find_promtool
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,6 +26,8 @@ CAUSES = [
     for row in RUNBOOK.partition("| alert (")[2].partition("\n\n")[0].splitlines()[2:]
 ]
 """The rows of the runbook's first table: alerts, what the status says, section."""
+OF_THE_INDEX = {each.name for each in IndexHealth().registry.collect()}
+"""The metrics of the job that keeps the trace's index."""
 
 
 def rules() -> list[str]:
@@ -34,16 +37,17 @@ def rules() -> list[str]:
 
 @pytest.mark.parametrize("text", [RULES, TESTS], ids=["rules", "tests"])
 def test_rules_name_metrics_that_there_are(text: str) -> None:
-    known = {spec.name for spec in METRICS} | {
-        f"{spec.name}_bucket" for spec in METRICS if spec.kind is MetricType.HISTOGRAM
-    }
+    known = {spec.name for spec in METRICS} | OF_THE_INDEX
+    known |= {f"{spec.name}_bucket" for spec in METRICS if spec.kind is MetricType.HISTOGRAM}
     named = set(re.findall(r"\bdelaywheel_[a-z_]+", text))
     assert named
     assert named <= known
 
 
 def test_labels_are_those_of_the_metrics() -> None:
-    labels = {spec.name: {*spec.labels, "job", "le", "instance"} for spec in METRICS}
+    own = {"job", "le", "instance"}
+    labels = {spec.name: {*spec.labels, *own} for spec in METRICS}
+    labels |= dict.fromkeys(OF_THE_INDEX, own)
     for rule in rules():
         of_rule = {
             label
