@@ -242,6 +242,7 @@ class IndexJob:
             status: dict[str, Any] = query.status
             if not status["isTriggerActive"] and not status["isDataAvailable"]:
                 self.health.has_all_until(time.time() - _LOOK_S)
+                self.health.goes_on()
             progress = query.lastProgress
             if progress is not None and progress["batchId"] != said:
                 said = progress["batchId"]
