@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,10 +29,8 @@ from delaywheel_trace.index.folder import IndexFolder
 from delaywheel_trace.index.layout import Layout
 from delaywheel_trace.job import batches, job, stream
 from delaywheel_trace.job.command import IndexOptions
-from local.loopback.kafka import KafkaBroker, free_ports
-from local.loopback.kafka_jars import find_java
+from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, delete_topic
-from support.process.spark import cheap_start, environment_for_few_rows
 
 pytestmark = pytest.mark.kafka
 
@@ -289,49 +283,3 @@ def test_a_full_disk_is_waited_for(
 
 def identities(told: Told) -> set[tuple[str, int, int]]:
     return {(e["reporter"], e["number"], e["row"]) for e in told.events()}
-
-
-@pytest.mark.slow
-def test_killed_as_users_run_it_it_goes_on(told: Told, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    health = f"127.0.0.1:{free_ports(1)[0]}"
-    command = [sys.executable, "-m", "delaywheel_trace.job.command"]
-    command += ["--settings", str(told.settings), "--index", str(told.index)]
-    command += ["--metrics-listen", health]
-    environment = {**os.environ, **environment_for_few_rows(tmp_path), **cheap_start()}
-    environment["JAVA_HOME"] = str(Path(find_java()).resolve().parent.parent)
-
-    @contextmanager
-    def started() -> Iterator[subprocess.Popen[bytes]]:
-        with log.open("ab") as output:
-            process = subprocess.Popen(command, env=environment, stderr=output)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-    def until(rows: int, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + 120
-        while len(told.events()) < rows:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-
-    told.tell(3)
-    with started() as process:
-        until(3, process)
-        second = subprocess.run(command, env=environment, capture_output=True, check=False)
-        assert second.returncode == 2
-        assert f"INDEX_TAKEN: {told.index}: process {process.pid} on".encode() in second.stderr
-        told.tell(3)
-    with started() as process:
-        until(6, process)
-        with urllib.request.urlopen(f"http://{health}/healthz", timeout=30) as answer:
-            assert answer.read() == b"ok\n"
-        with urllib.request.urlopen(f"http://{health}/metrics", timeout=30) as answer:
-            assert b"delaywheel_trace_index_events_total" in answer.read()
-        process.terminate()
-        assert process.wait(60) == 0
-    assert identities(told) == {(told.reporter, n, row) for n in (1, 2) for row in range(3)}
-    assert len(told.events()) == 6
