@@ -59,7 +59,8 @@ def readme_block(readme: str, language: str, holding: str) -> str:
 def node(environment: Environment, readme: str, kafka: str, topic: str) -> Iterator[str]:
     """Makes a topic, and runs the node that README starts; gives its address."""
     wanted = NewTopic(topic, num_partitions=1, replication_factor=-1)
-    AdminClient({"bootstrap.servers": kafka}).create_topics([wanted])[topic].result()
+    admin = AdminClient({"bootstrap.servers": kafka})  # lives until Kafka has answered
+    admin.create_topics([wanted])[topic].result()
     *_, serve = readme_block(readme, "sh", "delaywheel serve").splitlines()
     ports = " --set listen=127.0.0.1:0 --set metrics_listen=127.0.0.1:0"
     command = shlex.split(serve.replace(README_KAFKA, kafka) + ports)
