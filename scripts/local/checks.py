@@ -177,6 +177,7 @@ def _text() -> tuple[Step, ...]:
         Step("ruff format", ("ruff", "format", "--check", ".")),
         Step("mypy", ("mypy", f"--cache-dir={found}", *packages)),
         Step("import-linter", ("lint-imports",)),
+        Step("size", (sys.executable, "-m", "local.size")),
         Step("generated code", (sys.executable, "-m", "local.proto", "--check")),
     )
 

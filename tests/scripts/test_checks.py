@@ -289,6 +289,7 @@ def test_steps_of_the_project() -> None:
         "ruff format",
         "mypy",
         "import-linter",
+        "size",
         "generated code",
         "pytest drills",
         "pytest simulation",
