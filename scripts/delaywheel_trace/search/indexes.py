@@ -48,8 +48,9 @@ class SearchedIndex:
         bad: How many records of it could not be read when they came.
         ledger_to_ms: How far it has rows of the ledger; None: it has none.
         newest_ms: The time of its newest event; None: unknown.
-        shares: Clients that trace a share of ways only, with that.
-        dropped: How many events reporters have dropped.
+        shares: Clients that trace a share of ways only, with that; None: unknown, as a search
+            that was cut has not asked.
+        dropped: How many events reporters have dropped; None: unknown.
     """
 
     uri: str
@@ -60,12 +61,14 @@ class SearchedIndex:
     bad: int = 0
     ledger_to_ms: int | None = None
     newest_ms: int | None = None
-    shares: dict[str, float] = field(default_factory=dict)
-    dropped: int = 0
+    shares: dict[str, float] | None = None
+    dropped: int | None = None
 
     def would_have(self, root: str | None) -> bool:
         """Whether a way that began in its time would be in it; a root is as it is written."""
-        if self.gaps or self.bad or self.dropped or self.newest_ms is None:
+        if self.gaps or self.bad or self.dropped != 0:
+            return False
+        if self.newest_ms is None or self.shares is None:
             return False
         return all(root is not None and _is_sampled(root, one) for one in self.shares.values())
 

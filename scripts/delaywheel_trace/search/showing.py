@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -108,7 +108,9 @@ def _index_shape(index: SearchedIndex) -> dict[str, Any]:
         "ledger_to": _iso(index.ledger_to_ms),
         "gaps": [{"from": _iso(gap.from_ms), "to": _iso(gap.to_ms)} for gap in index.gaps],
         "bad": index.bad,
-        "shares": [{"client": name, "share": share} for name, share in index.shares.items()],
+        "shares": None
+        if index.shares is None
+        else [{"client": name, "share": share} for name, share in index.shares.items()],
         "dropped": index.dropped,
     }
 
@@ -121,12 +123,10 @@ def _searched(index: SearchedIndex, *, is_one: bool) -> str:
     parts = [
         f"{where}{_hour(index.from_ms)} to {_hour(index.to_ms)}, {counted(index.files, 'file')}"
     ]
-    if index.shares:
-        named = sorted(index.shares.items(), key=lambda item: (item[1], item[0]))
-        parts.append(", ".join(f'"{name}" traces {share:.3g} of all ways' for name, share in named))
+    if index.shares is None or index.dropped is None:
+        parts.append("which share is traced, and what was dropped, is unknown")
     else:
-        parts.append("all messages traced")
-    parts.append(f"{counted(index.dropped, 'event')} dropped")
+        parts += _told(index.shares, index.dropped)
     if index.gaps:
         gaps = ", ".join(f"{_iso(gap.from_ms)} to {_iso(gap.to_ms)}" for gap in index.gaps)
         parts.append(f"never read: {gaps}")
@@ -135,6 +135,15 @@ def _searched(index: SearchedIndex, *, is_one: bool) -> str:
     if index.newest_ms is not None:
         parts.append(f"newest event {_iso(index.newest_ms)}")
     return f"searched: {'; '.join(parts)}"
+
+
+def _told(shares: Mapping[str, float], dropped: int) -> list[str]:
+    """Returns which share of ways reporters tell of, and how many events they have dropped."""
+    traced = "all messages traced"
+    if shares:
+        named = sorted(shares.items(), key=lambda item: (item[1], item[0]))
+        traced = ", ".join(f'"{name}" traces {share:.3g} of all ways' for name, share in named)
+    return [traced, f"{counted(dropped, 'event')} dropped"]
 
 
 def _clocks(clocks: Sequence[ClockDifference]) -> str:

@@ -228,6 +228,7 @@ def test_a_search_that_does_not_end_says_how_far_it_came(
     ended = command(*asked, "--timeout", "2s")
     assert ended.code == 3
     assert f"not shown: indexes: CUT: {said}" in ended.out
+    assert "which share is traced, and what was dropped, is unknown" in ended.out
     assert node.asked or program == SLOW
 
 
