@@ -86,6 +86,7 @@ _OURS = frozenset(
         "tombstone",
         "gap",
         "a tail",
+        "trace",
     ]
 )
 """Words that have a meaning of their own here, and are not explained where they are used."""

@@ -74,7 +74,7 @@ def _declare(parser: Parser) -> None:
     parser.argument(
         "--from-now",
         action="store_true",
-        help="pass over what is in Kafka now, and note the gap: for when records are gone",
+        help="pass over what is in Kafka now, and note what time is missing: if records are gone",
     )
     parser.argument(
         "--metrics-listen",
@@ -100,7 +100,7 @@ COMMAND = Command(
         # Beside a cluster, from a node's settings
         delaywheel trace-index --settings node.toml --index /var/lib/trace
 
-        # After Kafka has deleted what was not read yet: go on, and note the gap
+        # After Kafka has deleted what was not read yet: go on, and note what is missing
         delaywheel trace-index --settings node.toml --index /var/lib/trace --from-now
     """,
     reads_itself=True,
