@@ -289,7 +289,7 @@ def unreadable_marks_elsewhere(script: Script) -> None:
     r"client +cancels m1 at b",
     r"client +commits m1 at a",
     r"delivers m1 a\.1",
-    r"client +hears of m1: CANCEL_UNKNOWN",
+    r"client +hears of m1: already delivered",
     r"c +a bad sector in",
     r"client +commits m1 at c",
     r"c +-> . Fetch.*a\.1",
