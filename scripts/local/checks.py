@@ -46,6 +46,8 @@ SCRIPTS = ("tests/scripts/test_chaos_whole.py", "tests/scripts/test_demo_whole.p
 """These start brokers of their own."""
 BROKERS = "tests/brokers"
 """These stop brokers of three that they share."""
+EACH_AWAY = f"{BROKERS}/test_each_away.py"
+"""With `--kafka` alone: it starts brokers five times, and all kinds of clients wait for them."""
 INDEX = "tests/trace/index"
 SPARK = ("tests/audit", INDEX)
 """Many of these need Spark: it is started once, for these."""
@@ -152,7 +154,7 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
         ("env", f"{BROKER_VARIABLE}={listener}", *pytest) for listener in listeners
     )
     return (
-        Step("pytest brokers", (*pytest, BROKERS)),
+        Step("pytest brokers", (*pytest, BROKERS, *_ignored(EACH_AWAY))),
         Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
         Step("pytest consumers", (*consumers, *CONSUMERS)),
         Step("pytest one node", (*one_node, ONE_NODE)),

@@ -60,6 +60,7 @@ def test_what_kafka_refuses_is_not_asked_again() -> None:
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError._DESTROY_BROKER,
+        KafkaError._UNKNOWN_PARTITION,
     ],
 )
 def test_moves_are_known_by_the_names_that_the_client_has_for_them(code: int) -> None:
