@@ -88,12 +88,10 @@ _MOVES: Final = frozenset(
         "COORDINATOR_NOT_AVAILABLE",
         "COORDINATOR_LOAD_IN_PROGRESS",
         "_DESTROY_BROKER",
-        "_UNKNOWN_PARTITION",
     }
 )
-"""What brokers answer while leaders and coordinators move to others. The client says the last two:
-it has dropped the broker that it asked, as Kafka no longer names it; and the broker that it asks,
-which has just started, does not name a partition that was there."""
+"""What brokers answer while leaders and coordinators move to others; of the last the client says
+that it has dropped the broker that it asked: Kafka no longer names it."""
 _MOVED_S: Final = 0.1
 
 

@@ -47,6 +47,17 @@ def test_what_kafka_refuses_is_not_asked_again() -> None:
     assert raised.value.reason is DeadLettersReason.KAFKA_REFUSED
 
 
+def test_a_partition_that_kafka_has_named_is_there() -> None:
+    """A broker that has just started may not name it yet; of any other it is an answer."""
+    reader = reader_of(Moving(KafkaError._UNKNOWN_PARTITION))
+    with pytest.raises(DeadLettersError) as raised:
+        reader.bounds(1)
+    assert raised.value.retry_helps
+    with pytest.raises(DeadLettersError) as raised:
+        reader.bounds_of(0)
+    assert raised.value.reason is DeadLettersReason.KAFKA_REFUSED
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -60,7 +71,6 @@ def test_what_kafka_refuses_is_not_asked_again() -> None:
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError._DESTROY_BROKER,
-        KafkaError._UNKNOWN_PARTITION,
     ],
 )
 def test_moves_are_known_by_the_names_that_the_client_has_for_them(code: int) -> None:

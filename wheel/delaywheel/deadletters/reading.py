@@ -32,6 +32,8 @@ _AWAY = frozenset(
         KafkaError.INVALID_REPLICATION_FACTOR,
     }
 )
+_AWAY_IF_NAMED = _AWAY | {KafkaError._UNKNOWN_PARTITION}
+"""The same, of partitions that are there: a broker that starts may not name them yet."""
 
 
 class TopicReader:
@@ -64,14 +66,23 @@ class TopicReader:
         )
 
     def bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
-        """Returns, for each partition, the first offset and the one after the last."""
-        return {number: self.bounds_of(number) for number in range(partitions)}
+        """Returns, for each partition, the first offset and the one after the last.
 
-    def bounds_of(self, number: int) -> tuple[int, int]:
-        """Returns the first offset of one partition, and the one after the last."""
+        Args:
+            partitions: How many Kafka has named.
+        """
+        return {number: self.bounds_of(number, _AWAY_IF_NAMED) for number in range(partitions)}
+
+    def bounds_of(self, number: int, away: frozenset[int] = _AWAY) -> tuple[int, int]:
+        """Returns the first offset of one partition, and the one after the last.
+
+        Args:
+            number: The partition.
+            away: The codes of errors that say that Kafka is away.
+        """
         where = TopicPartition(self._topic, number)
         bounds = self._asked(
-            lambda: self._consumer.get_watermark_offsets(where, timeout=self._timeout_s)
+            lambda: self._consumer.get_watermark_offsets(where, timeout=self._timeout_s), away
         )
         if bounds is None:
             raise DeadLettersError(
@@ -89,11 +100,11 @@ class TopicReader:
             at.partition: at.offset if at.offset >= 0 else bounds[at.partition][1] for at in found
         }
 
-    def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
+    def _asked(self, ask: Callable[[], _Answer], away: frozenset[int] = _AWAY) -> _Answer:
         def look() -> object:
             return self._consumer.list_topics(self._topic, timeout=self._timeout_s)
 
-        with translated_errors():
+        with translated_errors(away):
             return ask_again_after_moves(ask, look, self._timeout_s)
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
@@ -155,16 +166,16 @@ def letter_of(message: Message) -> Letter:
 
 
 @contextmanager
-def translated_errors() -> Iterator[None]:
+def translated_errors(away: frozenset[int] = _AWAY) -> Iterator[None]:
     """Raises Kafka's errors as ours."""
     try:
         yield
     except KafkaException as exception:
-        raise refused(exception.args[0]) from exception
+        raise refused(exception.args[0], away) from exception
 
 
-def refused(error: KafkaError) -> DeadLettersError:
+def refused(error: KafkaError, away: frozenset[int] = _AWAY) -> DeadLettersError:
     """Returns the error to raise for one of Kafka's."""
-    is_away = error.code() in _AWAY or is_moving(error) or error.retriable()
+    is_away = error.code() in away or is_moving(error) or error.retriable()
     reason = DeadLettersReason.KAFKA_UNREACHABLE if is_away else DeadLettersReason.KAFKA_REFUSED
     return DeadLettersError(reason, text_of(error))
