@@ -40,7 +40,8 @@ def test_a_seek_in_assigned_counts_before_anything_is_handed_out(
     kafka.put(*(b"%d" % number for number in range(6)))
     events = Steering(lambda: consumer.seek(Partition("orders", 0), 4))
     seen: list[bytes | None] = []
-    with RetryConsumer("orders", group="g", bootstrap="nowhere", events=events) as consumer:
+    consumer = RetryConsumer("orders", group="g", bootstrap="nowhere", events=events)
+    with consumer:
         for message in consumer:
             with message:
                 seen.append(message.value)
@@ -66,7 +67,8 @@ def test_what_would_wait_for_its_own_thread_raises(
     kafka = RunningKafka(monkeypatch)
     kafka.put(b"v")
     events = Steering(lambda: call(consumer))
-    with RetryConsumer("orders", group="g", bootstrap="nowhere", events=events) as consumer:
+    consumer = RetryConsumer("orders", group="g", bootstrap="nowhere", events=events)
+    with consumer:
         message = consumer.receive(30)
         if message is not None:  # leaving the block in `assigned` has ended the consumer
             message.dead("PLANNED")
