@@ -5,10 +5,8 @@ Exit codes: 0, the books balance; 1, they do not; 2, it could not run, and why.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,7 +40,7 @@ from delaywheel_audit.options import Options
 from delaywheel_audit.output import SUMMARY, Output, OutputUnwritableError
 from delaywheel_audit.progress import Progress
 from delaywheel_audit.requests import SCHEMA
-from delaywheel_audit.session import CouldNotRun, spark_session
+from delaywheel_audit.session import CouldNotRun, exit_code_of, spark_session
 from delaywheel_audit.settings import Setting, SettingsUnreadableError
 from delaywheel_audit.shipping import ship_packages
 from delaywheel_audit.sources.hiding import shown_command
@@ -86,19 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {wrong}", file=sys.stderr)
         return COULD_NOT_RUN
     command = shown_command(given)
-    try:
+
+    def work() -> int:
         with _session(options) as spark:
             summary = run(spark, options, command=command, say=_say)
-    except CouldNotRun as why:
-        print(f"error: {why}", file=sys.stderr)
-        return COULD_NOT_RUN
-    except Exception as error:  # noqa: BLE001 - the last one there is
-        # Python's own exit code for it would be 1: the books do not balance.
-        if os.environ.get("DELAYWHEEL_TRACEBACK"):
-            traceback.print_exc()
-        print(f"error: DEFECT: {type(error).__name__}: {error}", file=sys.stderr)
-        return COULD_NOT_RUN
-    return BALANCED if summary.balanced else NOT_BALANCED
+        return BALANCED if summary.balanced else NOT_BALANCED
+
+    return exit_code_of(work, COULD_NOT_RUN)
 
 
 def run(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from pyspark.sql import SparkSession
 
+from delaywheel_audit.kafka.errors import KafkaSourceError
 from delaywheel_audit.kafka.jars import JARS_VARIABLE, settings_of_the_connector
 
 
@@ -28,6 +30,24 @@ class CouldNotRun(Exception):
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
+
+
+def exit_code_of(work: Callable[[], int], otherwise: int) -> int:
+    """Does a job's work; says on standard error why it could not.
+
+    Args:
+        work: Returns the exit code.
+        otherwise: The exit code if it could not: Python's own for what nobody expected would be 1.
+    """
+    try:
+        return work()
+    except (CouldNotRun, KafkaSourceError) as why:
+        print(f"error: {why}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - the last one there is
+        if os.environ.get("DELAYWHEEL_TRACEBACK"):
+            traceback.print_exc()
+        print(f"error: DEFECT: {type(error).__name__}: {error}", file=sys.stderr)
+    return otherwise
 
 
 @contextmanager

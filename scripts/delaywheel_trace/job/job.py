@@ -11,12 +11,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -31,7 +28,7 @@ from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.errors import KafkaSourceError, Reason, reason_in_java
 from delaywheel_audit.kafka.plan import Plan, TopicPlan, check
 from delaywheel_audit.kafka.questions import KafkaQuestions
-from delaywheel_audit.session import CouldNotRun, spark_session
+from delaywheel_audit.session import CouldNotRun, exit_code_of, spark_session
 from delaywheel_audit.sources.ledger_files import LedgerFolder, LedgerUnreadableError
 from delaywheel_replica.config_sources import ConfigError, load_config
 from delaywheel_replica.kafka_settings import KafkaNames
@@ -64,21 +61,16 @@ def main(options: IndexOptions) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    try:
-        with only_job(IndexFolder(options.index)):
-            run(options, ended)
-    except (CouldNotRun, KafkaSourceError) as why:
-        print(f"error: {why}", file=sys.stderr)
-        return COULD_NOT_GO_ON
-    except IndexUnreadableError as why:
-        print(f"error: INDEX_UNREADABLE: {why}", file=sys.stderr)
-        return COULD_NOT_GO_ON
-    except Exception as error:  # noqa: BLE001 - the last one there is
-        if os.environ.get("DELAYWHEEL_TRACEBACK"):
-            traceback.print_exc()
-        print(f"error: DEFECT: {type(error).__name__}: {error}", file=sys.stderr)
-        return COULD_NOT_GO_ON
-    return STOPPED
+
+    def work() -> int:
+        try:
+            with only_job(IndexFolder(options.index)):
+                run(options, ended)
+        except IndexUnreadableError as why:
+            raise CouldNotRun("INDEX_UNREADABLE", str(why)) from why
+        return STOPPED
+
+    return exit_code_of(work, COULD_NOT_GO_ON)
 
 
 def run(options: IndexOptions, ended: threading.Event, spark: SparkSession | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,24 @@ class Pausing(AtOnce):
         self.clock.now_s += seconds
 
 
+def candidate(
+    kafka: Any,
+    clock: Clock,
+    *,
+    follower: ControlFollower | None = None,
+    runner: Pausing | None = None,
+) -> Candidacy:
+    """A candidacy of node a; `kafka` is as much of Kafka as is used."""
+    return Candidacy(
+        kafka,
+        follower or ControlFollower(kafka),
+        node="a",
+        control_topic="control",
+        clock=clock,
+        runner=runner or Pausing(clock),
+    )
+
+
 class Producers:
     """Commits all records to the topic, which shows them later."""
 
@@ -233,14 +252,7 @@ def marked(topic: LateTopic, token: str) -> tuple[Candidacy, Pausing]:
     """A candidacy that has committed its marks."""
     kafka, clock = LateKafka(topic), Clock()
     runner = Pausing(clock)
-    candidacy = Candidacy(
-        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
-        ControlFollower(kafka),  # type: ignore[arg-type]
-        node="a",
-        control_topic="control",
-        clock=clock,
-        runner=runner,
-    )
+    candidacy = candidate(kafka, clock, runner=runner)
     candidacy.init(token, has_wheels=False)
     for index in range(IDS):
         candidacy.mark(token, index)
@@ -291,14 +303,7 @@ def test_who_stands_by_reads_the_topic_now_and_then_until_it_was_read() -> None:
     topic = LongTopic(25, at_once=10)
     kafka, clock = FakeKafka(topic), Clock()
     follower = ControlFollower(kafka)  # type: ignore[arg-type]
-    candidacy = Candidacy(
-        kafka,  # type: ignore[arg-type]
-        follower,
-        node="a",
-        control_topic="control",
-        clock=clock,
-        runner=Pausing(clock),
-    )
+    candidacy = candidate(kafka, clock, follower=follower)
     positions = []
     for _ in range(5):
         candidacy.follow()
@@ -328,14 +333,7 @@ def test_what_a_node_is_refused_for_is_reported_though_another_leads(
     why: Exception, *, stays: bool
 ) -> None:
     kafka, clock = RefusingKafka(why), Clock()
-    candidacy = Candidacy(
-        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
-        ControlFollower(kafka),  # type: ignore[arg-type]
-        node="a",
-        control_topic="control",
-        clock=clock,
-        runner=Pausing(clock),
-    )
+    candidacy = candidate(kafka, clock)
     candidacy.init("t", has_wheels=False)
     assert candidacy.error == str(why)
     candidacy.led_by_another()
@@ -373,14 +371,7 @@ ALL = set(range(IDS))
 def test_one_that_is_not_left_out_is_waited_for_though_nothing_was_read_since() -> None:
     """The others were left out: none would vouch for any, and the term would end at once."""
     kafka, clock = HoldingKafka({0}), Clock()
-    candidacy = Candidacy(
-        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
-        ControlFollower(kafka),  # type: ignore[arg-type]
-        node="a",
-        control_topic="control",
-        clock=clock,
-        runner=Pausing(clock),
-    )
+    candidacy = candidate(kafka, clock)
     candidacy.last_marks, candidacy.last_left_out = {0: "t"}, ALL - {0}
     candidacy.init("u", has_wheels=False)
     (event,) = candidacy.events()
@@ -401,14 +392,7 @@ def test_who_led_last_asks_shortly_for_what_it_can_do_without(
     topic.mark(0, "t")
     follower = ControlFollower(LateKafka(topic))  # type: ignore[arg-type]
     follower.read_to_end(1)
-    candidacy = Candidacy(
-        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
-        follower,
-        node="a",
-        control_topic="control",
-        clock=clock,
-        runner=Pausing(clock),
-    )
+    candidacy = candidate(kafka, clock, follower=follower)
     candidacy.last_marks = dict.fromkeys(own, "t")
     candidacy.init("u", has_wheels=False)
     (event,) = candidacy.events()
