@@ -564,15 +564,13 @@ class Leadership:
     def _has_id(self, forwarder: Forwarder) -> bool:
         """Inits ids again where that is due; returns whether a transaction may begin."""
         for number, end in self._candidacy.inited_again():
-            if end.verdict is TransactionState.FENCED:
-                self._report(end.verdict, end.cause)
-                return False
-            is_ready = end.verdict is TransactionState.CONTINUE
-            self._init_goes_on = not is_ready
-            forwarder.ids = forwarder.ids.renewed(number, is_ready=is_ready)
+            self._init_goes_on = end.verdict is not TransactionState.CONTINUE
+            forwarder.ids = forwarder.ids.renewed(number, end.verdict)
         forwarder.leave_kept_ids()
         if forwarder.ids.is_lost:
-            self._report(TransactionState.UNKNOWN, "no transactional id is left to go on with")
+            is_replaced = forwarder.ids.is_replaced
+            verdict = TransactionState.FENCED if is_replaced else TransactionState.UNKNOWN
+            self._report(verdict, "no transactional id is left to go on with")
             return False
         again = forwarder.ids.to_renew
         if again is not None:

@@ -6,8 +6,13 @@ transactions, but nothing here depends on what they answer.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -21,6 +26,7 @@ from delaywheel_replica.cleaner.kafka.producers import (
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from support.services.service import wait_until
 
 RECORDS = 2_000
 INIT_MS = 9_000
@@ -64,6 +70,35 @@ def test_a_client_that_is_closed_has_no_record_left() -> None:
     producer.close()
     assert producer.flush(0), "nothing is left to answer"
     producer.close()
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_what_was_not_inited_goes_with_its_term() -> None:
+    """Its client goes on for as long as it lives, and would fence the next leader."""
+    away = replace(SETTINGS, client={"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    producers = LeaderProducers(away)
+    with no_garbage_collection():
+        threads = [
+            threading.Thread(target=producers.init, args=[number, 10 * INIT_MS])
+            for number in range(IDS)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until("all are being inited", lambda: len(producers._producers) == IDS, timeout_s=30)
+        clients = [weakref.ref(one) for one in producers._producers.values()]
+        producers.destroy()
+        assert wait_closed(30)
+        for thread in threads:
+            thread.join(INIT_MS / 1000)
+        assert [client() for client in clients] == [None] * IDS
 
 
 def test_an_end_waits_for_clients_that_are_being_closed() -> None:

@@ -331,7 +331,9 @@ def test_what_a_broker_that_leaves_may_keep_goes_with_another_id_than_the_reserv
 
     def renewing_others(_: AllGoes, rows: DueRows, __: object) -> Plan:
         if not numbers:
-            forwarder.ids = forwarder.ids.renewing(1).renewing(2).renewed(1, is_ready=True)
+            forwarder.ids = (
+                forwarder.ids.renewing(1).renewing(2).renewed(1, TransactionState.CONTINUE)
+            )
         return Plan(rows, is_at_risk=True)
 
     numbers.clear()

@@ -9,8 +9,9 @@ from delaywheel_replica.core.protocol.control import LeaderRecord, LeftOut
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 SOUND, LOOSE, ABANDONED = IdState.SOUND, IdState.LOOSE, IdState.ABANDONED
-RENEWING, RENEWED = IdState.RENEWING, IdState.RENEWED
-COMMITTED = TransactionState.COMMITTED
+RENEWING, RENEWED, TAKEN = IdState.RENEWING, IdState.RENEWED, IdState.TAKEN
+COMMITTED, UNKNOWN = TransactionState.COMMITTED, TransactionState.UNKNOWN
+CONTINUE = TransactionState.CONTINUE
 
 
 def test_ids_take_turns() -> None:
@@ -29,6 +30,7 @@ def test_ids_take_turns() -> None:
         (TransactionState.COMMITTED_LOOSE, LOOSE),
         (TransactionState.ABORTED, SOUND),
         (TransactionState.ABANDONED, ABANDONED),
+        (TransactionState.TAKEN, TAKEN),
     ],
 )
 def test_how_a_transaction_ended_decides_what_its_id_is(
@@ -36,14 +38,14 @@ def test_how_a_transaction_ended_decides_what_its_id_is(
 ) -> None:
     turns = IdTurns.begun(2).ended(0, verdict)
     assert turns.states == (state, SOUND)
-    assert turns.to_renew == (None if state is SOUND else 0)
+    assert turns.to_renew == (None if state in {SOUND, TAKEN} else 0)
     assert turns.usable == 1
 
 
 def test_an_id_that_was_inited_again_waits_for_a_commit_of_another() -> None:
     turns = IdTurns.begun(2, loose={0}).renewing(0)
     assert (turns.usable, turns.to_renew) == (1, None)
-    turns = turns.renewed(0, is_ready=True)
+    turns = turns.renewed(0, CONTINUE)
     assert turns.states == (RENEWED, SOUND)
     assert turns.ended(1, TransactionState.ABORTED).states == (RENEWED, SOUND)
     assert turns.ended(1, COMMITTED).states == (SOUND, SOUND)
@@ -51,8 +53,29 @@ def test_an_id_that_was_inited_again_waits_for_a_commit_of_another() -> None:
 
 
 def test_an_id_that_could_not_be_inited_is_inited_once_more() -> None:
-    turns = IdTurns.begun(2, loose={0}).renewing(0).renewed(0, is_ready=False)
+    turns = IdTurns.begun(2, loose={0}).renewing(0).renewed(0, UNKNOWN)
     assert (turns.states, turns.to_renew) == ((ABANDONED, SOUND), 0)
+
+
+def test_a_taken_id_is_inited_again_only_once_another_has_committed() -> None:
+    turns = IdTurns.begun(3).ended(1, TransactionState.TAKEN)
+    assert (turns.states, turns.to_renew, turns.left_out.ids) == (
+        (SOUND, TAKEN, SOUND),
+        None,
+        frozenset({1}),
+    )
+    turns = turns.ended(2, COMMITTED)
+    assert (turns.states[1], turns.to_renew, turns.is_replaced) == (ABANDONED, 1, False)
+    turns = turns.renewing(1).renewed(1, TransactionState.FENCED)
+    assert (turns.states[1], turns.to_renew) == (TAKEN, None)
+
+
+def test_a_leader_all_of_whose_ids_are_taken_is_replaced() -> None:
+    turns = IdTurns.begun(2).ended(0, TransactionState.TAKEN)
+    assert not turns.is_lost
+    turns = turns.ended(1, TransactionState.TAKEN)
+    assert turns.is_replaced
+    assert not IdTurns((ABANDONED, RENEWING)).is_replaced
 
 
 def test_of_two_loose_ids_one_stays_to_vouch_with_one_record() -> None:
@@ -60,7 +83,7 @@ def test_of_two_loose_ids_one_stays_to_vouch_with_one_record() -> None:
     assert (turns.usable, turns.to_renew, turns.voucher) == (None, 0, 0)
     turns = turns.renewing(0)
     assert (turns.to_renew, turns.voucher, turns.awaits_voucher) == (None, 1, False)
-    turns = turns.renewed(0, is_ready=True)
+    turns = turns.renewed(0, CONTINUE)
     assert (turns.voucher, turns.awaits_voucher, turns.is_lost) == (1, True, False)
     turns = turns.ended(1, TransactionState.COMMITTED_LOOSE)
     assert (turns.states, turns.usable, turns.to_renew) == ((SOUND, LOOSE), 0, 1)
@@ -79,7 +102,7 @@ def test_what_was_abandoned_is_left_out_until_another_commits_after_its_init() -
     turns = turns.renewing(0)
     assert turns.left_out.ids == {0}
     assert turns.usable == 1
-    turns = turns.renewed(0, is_ready=False).renewing(0).renewed(0, is_ready=True)
+    turns = turns.renewed(0, UNKNOWN).renewing(0).renewed(0, CONTINUE)
     assert turns.left_out.ids == set()
     assert turns.states[0] is RENEWED
     assert turns.ended(1, COMMITTED).states[0] is SOUND
@@ -88,7 +111,7 @@ def test_what_was_abandoned_is_left_out_until_another_commits_after_its_init() -
 def test_a_loose_id_is_not_left_out_for_its_short_init() -> None:
     turns = IdTurns.begun(3, loose={0}).renewing(0)
     assert turns.left_out.ids == set()
-    assert turns.renewed(0, is_ready=False).left_out.ids == {0}
+    assert turns.renewed(0, UNKNOWN).left_out.ids == {0}
 
 
 def test_a_new_leader_uses_an_id_that_was_left_out_once_it_has_said_that_it_is_not() -> None:
@@ -97,6 +120,12 @@ def test_a_new_leader_uses_an_id_that_was_left_out_once_it_has_said_that_it_is_n
     assert turns.left_out == LeftOut(frozenset({0}), unmarked=frozenset({0}))
     turns = turns.ended(2, COMMITTED)
     assert turns.states == (ABANDONED, SOUND, SOUND)
+
+
+def test_a_left_out_id_with_a_copy_of_its_marks_end_under_way_is_inited_again() -> None:
+    turns = IdTurns.begun(2, loose={0}, left_out={0})
+    assert (turns.states, turns.to_renew) == ((ABANDONED, SOUND), 0)
+    assert turns.left_out == LeftOut(frozenset({0}))
 
 
 def test_an_id_whose_markers_cannot_be_written_is_left_unless_it_is_the_last() -> None:
@@ -119,7 +148,7 @@ def test_the_reserved_id_is_risked_only_where_no_other_is_sound() -> None:
         False,
         False,
     )
-    turns = turns.renewed(2, is_ready=True)
+    turns = turns.renewed(2, CONTINUE)
     assert turns.spares_reserved
     turns = turns.ended(RESERVED, COMMITTED)
     assert (turns.usable_at_risk, turns.spares_reserved) == (2, False)
@@ -151,6 +180,7 @@ def test_while_ids_are_kept_neither_the_reserved_one_nor_the_last_is_risked(
     [
         (TransactionState.ABORTED, {1, 2}),
         (TransactionState.ABANDONED, {1, 2}),
+        (TransactionState.TAKEN, {1, 2}),
         (TransactionState.UNKNOWN, {2}),
         (TransactionState.FENCED, {2}),
         (COMMITTED, {2}),

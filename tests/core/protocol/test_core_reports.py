@@ -16,6 +16,7 @@ ENDINGS = {
     TransactionState.COMMITTED_LOOSE,
     TransactionState.ABORTED,
     TransactionState.ABANDONED,
+    TransactionState.TAKEN,
     TransactionState.UNKNOWN,
     TransactionState.FENCED,
 }
@@ -40,7 +41,8 @@ def test_only_what_may_have_been_committed_is_unknown(call: Call) -> None:
     unknown = call not in BEFORE_ANY_END
     wanted = TransactionState.UNKNOWN if unknown else TransactionState.ABANDONED
     assert VERDICTS[call, LibraryAnswer.TIMED_OUT] is wanted
-    assert VERDICTS[call, LibraryAnswer.FENCED] is TransactionState.FENCED
+    fenced = TransactionState.FENCED if unknown else TransactionState.TAKEN
+    assert VERDICTS[call, LibraryAnswer.FENCED] is fenced
 
 
 def test_an_end_that_was_perhaps_sent_twice_ends_the_use_of_its_epoch() -> None:
@@ -61,6 +63,7 @@ def test_only_a_known_outcome_lets_a_leader_go_on() -> None:
         TransactionState.COMMITTED,
         TransactionState.ABORTED,
     }
+    assert ACTIONS[TransactionState.TAKEN] is Action.INIT_ID_LATER
     assert ACTIONS[TransactionState.FENCED] is Action.STAND_BY
 
 

@@ -364,7 +364,9 @@ class TermModel:
             event = _tick(now_ms + 10 * MAX_SILENCE_MS)
             yield "stands", self._notified(fewer, index, candidate, event)
         if phase in IN_TERM and candidate.turns.is_lost:
-            report = TransactionReport(now_ms, candidate.token, TransactionState.UNKNOWN)
+            is_replaced = candidate.turns.is_replaced
+            verdict = TransactionState.FENCED if is_replaced else TransactionState.UNKNOWN
+            report = TransactionReport(now_ms, candidate.token, verdict)
             yield "has no id left", self._notified(state, index, candidate, report)
         elif phase in IN_TERM and candidate.known < self.transactions:
             if candidate.number is None:
@@ -394,10 +396,12 @@ class TermModel:
         if IdState.RENEWING not in turns.states:
             return
         number, request = turns.states.index(IdState.RENEWING), candidate.renewal
-        failed = candidate._replace(turns=turns.renewed(number, is_ready=False), renewal=None)
+        failed = candidate._replace(
+            turns=turns.renewed(number, TransactionState.UNKNOWN), renewal=None
+        )
         yield f"gives up init {number}", self._with(state, index, failed)
         if request is None:
-            done = candidate._replace(turns=turns.renewed(number, is_ready=True))
+            done = candidate._replace(turns=turns.renewed(number, TransactionState.CONTINUE))
             yield f"has inited {number} again", self._with(state, index, done)
         elif state.late:
             late = self._with(self._late(state, request), index, failed)

@@ -82,6 +82,9 @@ CLOSE_S = 1.0
 LOOKED_UP = 32
 """The most topics that are looked up one by one: a thousand take seconds, and all of them 44 ms."""
 
+_INIT_S = 0.2
+"""How often an init that is not answered looks whether the term has ended."""
+
 _LOOK_S = 0.1
 """How often a flush looks whether answers have come."""
 
@@ -116,6 +119,22 @@ class Questions(Protocol):
         """Whether Kafka answers a question about the control topic, within `ANSWER_S`."""
 
 
+class _Throttle:
+    """Until when Kafka throttles a client; this alone is what the client knows of us.
+
+    If it knew its producer, both would live on after their end, until the garbage collector comes
+    by. A client whose init was not answered goes on with it for as long as it lives: a minute
+    later, when its broker was back, one has fenced the leader of its own process.
+    """
+
+    def __init__(self) -> None:
+        self.until_s = 0.0
+
+    def note(self, event: ThrottleEvent) -> None:
+        """Notes that a broker throttles; called while the client is polled."""
+        self.until_s = max(self.until_s, time.monotonic() + event.throttle_time)
+
+
 class TransactionalProducer:
     """One transactional id from init to end, with one transaction at a time.
 
@@ -128,8 +147,7 @@ class TransactionalProducer:
 
     Attributes:
         answered_ms: When Kafka last answered the running transaction, or a question meanwhile, as
-            far as that was seen, or will, as it throttles; by the monotonic clock. For any thread.
-        throttled_until_s: Until when Kafka has said that it throttles, likewise.
+            far as that was seen; by the monotonic clock. For any thread.
     """
 
     def __init__(
@@ -148,7 +166,8 @@ class TransactionalProducer:
         own = settings.producer(
             transactional_id, backoff_ms=self._backoff_ms, purpose=purpose, log_level=log_level
         )
-        self._producer = Producer({**own, "throttle_cb": self._throttle}, logger=LOGGER)
+        self._throttle = _Throttle()
+        self._producer = Producer({**own, "throttle_cb": self._throttle.note}, logger=LOGGER)
         # Its init has begun, has not been answered, and goes on in the client.
         self.is_pending = False
         self._failed: KafkaCallEnd | None = None
@@ -159,7 +178,11 @@ class TransactionalProducer:
         self._began_s = self._latest_s = 0.0
         # Read by another thread, so it is only set.
         self.answered_ms: int | None = None
-        self.throttled_until_s = 0.0
+
+    @property
+    def throttled_until_s(self) -> float:
+        """Until when Kafka has said that it throttles, by the monotonic clock. For any thread."""
+        return self._throttle.until_s
 
     @property
     def failed(self) -> bool:
@@ -253,13 +276,6 @@ class TransactionalProducer:
         if left_s > 0:
             time.sleep(left_s)
         return True
-
-    def _throttle(self, event: ThrottleEvent) -> None:
-        """Notes that a broker throttles; called while the client is polled."""
-        until_s = time.monotonic() + event.throttle_time
-        if until_s > self.throttled_until_s:
-            self.throttled_until_s = until_s
-            self.answered_ms = round(until_s * 1000)
 
     def _wait_for_answers(self, timeout_s: float) -> int:
         """Returns how many records have no answer."""
@@ -430,8 +446,9 @@ class LeaderProducers:
 
     @property
     def answered_ms(self) -> int | None:
-        """When Kafka last answered a running transaction. For any thread."""
+        """When Kafka last answered a running transaction, or will, as it throttles; likewise."""
         times_ms = [producer.answered_ms for producer in [*self._producers.values()]]
+        times_ms.append(self.throttled_until_ms)
         return max((at_ms for at_ms in times_ms if at_ms is not None), default=None)
 
     @property
@@ -462,10 +479,19 @@ class LeaderProducers:
             producer = self._producers[number]
         if known is not None and known is not producer:
             _close_soon([known])
-        ended = producer.init(timeout_ms)
+        ended = self._inited(producer, timeout_ms)
         if number == 0:
             self.answers()  # so it is connected when it matters
         return ended
+
+    def _inited(self, producer: TransactionalProducer, timeout_ms: int) -> KafkaCallEnd:
+        """Inits a producer; gives up soon after the term's end, so that it can be closed."""
+        until_s = time.monotonic() + timeout_ms / 1000
+        while True:
+            left_s = until_s - time.monotonic()
+            ended = producer.init(round(max(0.0, min(left_s, _INIT_S)) * 1000))
+            if not producer.is_pending or self._is_destroyed or left_s <= _INIT_S:
+                return ended
 
     def answers(self) -> bool:
         """Whether Kafka says that it has the control topic, on connections of its own.

@@ -12,17 +12,20 @@ fences all copies. The other ids go on meanwhile.
 | SOUND | no candidate that inited this id earlier can come to lead, and no copy is under way |
 | LOOSE | the same, but a copy of its last EndTxn may be under way; that transaction is known |
 | ABANDONED | its last transaction was not committed: open, aborted, or with copies under way |
+| TAKEN | it was inited, by a candidate, or by a late copy of an init of this node's |
 | RENEWING | it is being inited again |
 | RENEWED | it was inited again; another candidate may have been fenced by that |
 
 | id | transaction | next |
 |---|---|---|
-| SOUND | any | SOUND; LOOSE if its end may have been repeated; ABANDONED if it was not ended |
+| SOUND | any | SOUND; LOOSE if its end may have been repeated; ABANDONED if it was not ended; |
+|   |   | TAKEN if it was fenced before its end was asked for |
 | SOUND, LOOSE | its last one has touched a partition that takes nothing by now | ABANDONED, while |
 |   | | another id is SOUND or LOOSE: the next one would wait for that partition |
 | LOOSE | of one record: there is nothing to tear | the same |
 | LOOSE, ABANDONED | none | RENEWING, while another id is SOUND or LOOSE |
-| RENEWING | none | RENEWED; ABANDONED if the init has failed |
+| TAKEN | none | ABANDONED once another id has committed |
+| RENEWING | none | RENEWED; ABANDONED if the init has failed, TAKEN if it was fenced |
 | RENEWED | none | SOUND once another id has committed after the init |
 
 Why a RENEWED id has to wait. A candidate inits all ids before it marks any of them. If it inited
@@ -32,8 +35,12 @@ before our init, shows that the candidate had not inited that one yet: so it had
 never will mark this one. If it inited this one after our init, we are fenced. That commit counts
 whether it may have been repeated or not.
 
+A TAKEN id shows no more than that somebody has inited it. A candidate inits all: the commit of
+another one shows that none had come so far, and that id is ABANDONED like any other. A leader that
+was replaced hears of all its ids that they are TAKEN, and inits none: it disturbs nobody.
+
 Once no id is SOUND or LOOSE, none can vouch for the others: the term ends as after an unknown
-outcome, and a candidacy finds out.
+outcome, and a candidacy finds out. If one is TAKEN, it ends as fenced.
 
 Kafka keeps an id for as long as a partition that its transaction has written to takes nothing: no
 init of it succeeds before the partition's broker is back. So each transaction says in the control
@@ -45,7 +52,7 @@ topic which ids are LEFT OUT, and a candidate may do without an id that it canno
 | ABANDONED, RENEWING after it | it is left out, from the next transaction on | leads without |
 | RENEWING after LOOSE | it is not left out | cannot lead |
 | RENEWED | it is not, with the commit that vouches for it | cannot lead, from that commit on |
-| of a new leader, inited, but left out | as RENEWED | as there |
+| of a new leader, inited, but left out | as RENEWED; as ABANDONED if LOOSE | as there |
 | of a new leader, not inited | as ABANDONED: it is inited again within the term | as there |
 | any, of a process that led last | it is not left out, nor may be | leads without, if it is that |
 |   |   | process, and none has marked it since |
@@ -82,6 +89,7 @@ class IdState(StrEnum):
     SOUND = "sound"
     LOOSE = "loose"
     ABANDONED = "abandoned"
+    TAKEN = "taken"
     RENEWING = "renewing"
     RENEWED = "renewed"
 
@@ -90,10 +98,19 @@ RESERVED = 0
 """The id that carries such messages only where no other can."""
 
 _VOUCHING = (IdState.SOUND, IdState.LOOSE)
-_NEVER_COMMITTED = (TransactionState.ABORTED, TransactionState.ABANDONED)
+_NEVER_COMMITTED = (
+    TransactionState.ABORTED,
+    TransactionState.ABANDONED,
+    TransactionState.TAKEN,
+)
 _AFTER = {
     TransactionState.COMMITTED_LOOSE: IdState.LOOSE,
     TransactionState.ABANDONED: IdState.ABANDONED,
+    TransactionState.TAKEN: IdState.TAKEN,
+}
+_ONCE_ANOTHER_COMMITTED = {
+    IdState.RENEWED: IdState.SOUND,
+    IdState.TAKEN: IdState.ABANDONED,
 }
 
 
@@ -102,7 +119,7 @@ class IdTurns:
     """The ids of one term; they take turns.
 
     Attributes:
-        abandoned: Those not inited again since a transaction was abandoned, or an init failed.
+        abandoned: Those not inited again since a transaction was not ended, or an init failed.
         unmarked: Those that this leader could not init as a candidate.
         said: Those of which it is committed, or may be, that they are left out.
     """
@@ -130,16 +147,18 @@ class IdTurns:
             without: They could not be inited.
             left_out: It is committed that they are.
         """
+        # A copy of its mark's end outlasts the commit that would vouch for it.
+        abandoned = without | frozenset(loose).intersection(left_out)
 
         def state_of(each: int) -> IdState:
-            if each in without:
+            if each in abandoned:
                 return IdState.ABANDONED
             if each in left_out:
                 return IdState.RENEWED
             return IdState.LOOSE if each in loose else IdState.SOUND
 
         states = tuple(map(state_of, range(ids)))
-        return cls(states, abandoned=without, unmarked=without, said=frozenset(left_out))
+        return cls(states, abandoned=abandoned, unmarked=without, said=frozenset(left_out))
 
     @property
     def usable(self) -> int | None:
@@ -211,18 +230,23 @@ class IdTurns:
         """Whether no id can vouch for another."""
         return not any(state in _VOUCHING for state in self.states)
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether, as far as is known, a candidate has inited all."""
+        return self.is_lost and IdState.TAKEN in self.states
+
     def ended(self, number: int, verdict: TransactionState) -> IdTurns:
         """Returns what follows from a transaction."""
         states = [*self.states]
         if verdict.is_committed:
-            states = [_vouched_for(state) for state in states]
+            states = [_ONCE_ANOTHER_COMMITTED.get(state, state) for state in states]
         states[number] = _AFTER.get(verdict, states[number])
         abandoned, said = self.abandoned, self.said
         if verdict.is_committed:
             said = abandoned
         elif verdict not in _NEVER_COMMITTED:
             said |= abandoned
-        if states[number] is IdState.ABANDONED:
+        if states[number] in {IdState.ABANDONED, IdState.TAKEN}:
             abandoned |= {number}
         return replace(self, states=tuple(states), latest=number, abandoned=abandoned, said=said)
 
@@ -240,12 +264,13 @@ class IdTurns:
         """Returns what follows when an id begins to be inited again."""
         return self._with(number, IdState.RENEWING)
 
-    def renewed(self, number: int, *, is_ready: bool) -> IdTurns:
+    def renewed(self, number: int, verdict: TransactionState) -> IdTurns:
         """Returns what follows when that has ended; it counts from the next transaction on."""
-        if is_ready:
+        if verdict is TransactionState.CONTINUE:
             done = self._with(number, IdState.RENEWED)
             return replace(done, abandoned=self.abandoned - {number})
-        failed = self._with(number, IdState.ABANDONED)
+        is_taken = verdict is TransactionState.FENCED
+        failed = self._with(number, IdState.TAKEN if is_taken else IdState.ABANDONED)
         return replace(failed, abandoned=self.abandoned | {number})
 
     def _first(self, state: IdState) -> int | None:
@@ -257,7 +282,3 @@ class IdTurns:
     def _with(self, number: int, state: IdState) -> IdTurns:
         states = (*self.states[:number], state, *self.states[number + 1 :])
         return replace(self, states=states)
-
-
-def _vouched_for(state: IdState) -> IdState:
-    return IdState.SOUND if state is IdState.RENEWED else state

@@ -349,7 +349,7 @@ class Election:
         return [InitProducers(self._token)]
 
     def _marked(self, report: MarkReport) -> list[Effect]:
-        if report.verdict is TransactionState.FENCED:
+        if report.verdict in {TransactionState.TAKEN, TransactionState.FENCED}:
             return self._end(EndReason.FENCED, report.now_ms)
         if not report.verdict.is_committed:
             return self._end(EndReason.MARK_FAILED, report.now_ms)
@@ -419,7 +419,7 @@ class Election:
                 return self._end(EndReason.FENCED, report.now_ms)
             case Action.NEW_CANDIDACY:
                 return self._end(EndReason.UNKNOWN_OUTCOME, report.now_ms)
-            case Action.GO_ON | Action.INIT_ID_AGAIN:
+            case Action.GO_ON | Action.INIT_ID_AGAIN | Action.INIT_ID_LATER:
                 if report.verdict.is_committed:
                     self._committed(report)
                 return []

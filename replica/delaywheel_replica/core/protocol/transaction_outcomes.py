@@ -11,9 +11,9 @@ Two tables, both total:
 - `VERDICTS`: (call, answer) -> how the transaction continues or ended.
 - `ACTIONS`: ending -> what the leader does next.
 
-ABORT and ABANDONED are chosen only while no EndTxn that commits can have been sent: the transaction
-will never be committed. After a commit call that failed, no abort helps: its EndTxn may still be
-under way.
+ABORT, ABANDONED and TAKEN are chosen only while no EndTxn that commits can have been sent: the
+transaction will never be committed. After a commit call that failed, no abort helps: its EndTxn may
+still be under way.
 """
 
 from enum import StrEnum
@@ -39,7 +39,7 @@ class LibraryAnswer(StrEnum):
     """Success, but a request that ends a transaction may have been sent twice."""
     TIMED_OUT = "timed out"
     FENCED = "fenced"
-    """Another candidate has inited this transactional id."""
+    """This transactional id was inited: by another candidate, or by a late copy of our own init."""
     REQUIRES_ABORT = "requires abort"
     """This transaction has failed, the producer has not."""
     FAILED = "failed"
@@ -61,10 +61,12 @@ class TransactionState(StrEnum):
     """Ended: aborted, nothing is under way."""
     ABANDONED = "abandoned"
     """Ended for us: not committed, and never will be; open or aborted, with copies of requests."""
+    TAKEN = "taken"
+    """Ended for us: not committed, and never will be; its id was inited by somebody."""
     UNKNOWN = "unknown"
     """Ended for us: committed or not."""
     FENCED = "fenced"
-    """Ended for us: another candidate stands; committed or not."""
+    """Ended for us: its id was inited by somebody; committed or not."""
 
     @property
     def is_committed(self) -> bool:
@@ -77,6 +79,7 @@ class Action(StrEnum):
 
     GO_ON = "go on"
     INIT_ID_AGAIN = "go on, and init this id again"
+    INIT_ID_LATER = "go on, and init this id again once another has committed"
     NEW_CANDIDACY = "new candidacy"
     STAND_BY = "stand by"
 
@@ -90,16 +93,16 @@ _ANSWERS = (
     LibraryAnswer.FAILED,
 )
 _C, _A, _X = TransactionState.CONTINUE, TransactionState.ABORT, TransactionState.ABANDONED
-_U, _F = TransactionState.UNKNOWN, TransactionState.FENCED
+_T, _U, _F = TransactionState.TAKEN, TransactionState.UNKNOWN, TransactionState.FENCED
 _ROWS: dict[Call, tuple[TransactionState, ...]] = {
     # as _ANSWERS:  OK, OK_RETRIED, TIMED_OUT, FENCED, REQUIRES_ABORT, FAILED
     Call.INIT: (_C, _C, _U, _F, _U, _U),
-    Call.BEGIN: (_C, _C, _X, _F, _X, _X),
+    Call.BEGIN: (_C, _C, _X, _T, _X, _X),
     # A failed produce was refused before anything was sent: too large, no such partition.
-    Call.PRODUCE: (_C, _C, _X, _F, _A, _A),
-    Call.FLUSH: (_C, _C, _X, _F, _A, _X),
+    Call.PRODUCE: (_C, _C, _X, _T, _A, _A),
+    Call.FLUSH: (_C, _C, _X, _T, _A, _X),
     Call.COMMIT: (TransactionState.COMMITTED, TransactionState.COMMITTED_LOOSE, _U, _F, _U, _U),
-    Call.ABORT: (TransactionState.ABORTED, _X, _X, _F, _X, _X),
+    Call.ABORT: (TransactionState.ABORTED, _X, _X, _T, _X, _X),
 }
 
 VERDICTS: dict[tuple[Call, LibraryAnswer], TransactionState] = {
@@ -113,10 +116,11 @@ ACTIONS = {
     TransactionState.COMMITTED_LOOSE: Action.INIT_ID_AGAIN,
     TransactionState.ABORTED: Action.GO_ON,
     TransactionState.ABANDONED: Action.INIT_ID_AGAIN,
+    TransactionState.TAKEN: Action.INIT_ID_LATER,
     TransactionState.UNKNOWN: Action.NEW_CANDIDACY,
     TransactionState.FENCED: Action.STAND_BY,
 }
-"""For the six ways in which a transaction ends; CONTINUE and ABORT are no endings."""
+"""For the seven ways in which a transaction ends; CONTINUE and ABORT are no endings."""
 
 _FENCED_CODES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 _TIMED_OUT_CODES = frozenset(

@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from delaywheel_replica.core.election.events import (
+    IN_TERM,
     TRANSITIONS,
     ControlRead,
     Effect,
@@ -38,7 +39,7 @@ def test_one_epoch_commits_at_a_time(model: TermModel) -> None:
 def test_marks_with_one_id_alone_are_found() -> None:
     """Interleaving 1: two candidates init the two ids crosswise."""
     found = exhausted(TermModel(candidacies=2, late=0, ids=1)).found
-    assert found.wrong == "message 2 is visible after message 2"
+    assert found.wrong == "message 1 is visible after message 1"
 
 
 def test_going_on_after_inits_without_reading_is_found() -> None:
@@ -83,7 +84,8 @@ def test_going_on_in_the_epoch_of_what_was_not_answered_is_found() -> None:
 def test_going_on_with_an_id_before_another_has_vouched_for_it_is_found() -> None:
     """A new leader has committed, and its predecessor inits that id once more."""
 
-    def at_once(self: IdTurns, number: int, *, is_ready: bool) -> IdTurns:
+    def at_once(self: IdTurns, number: int, verdict: TransactionState) -> IdTurns:
+        is_ready = verdict is TransactionState.CONTINUE
         return self._with(number, IdState.SOUND if is_ready else IdState.ABANDONED)
 
     with patch.object(IdTurns, "renewed", at_once):
@@ -157,3 +159,30 @@ def test_doing_without_an_id_of_which_it_was_said_that_it_is_left_out_is_found()
         state = led(model, state, "a goes on", "a commits", "b goes on", "b commits")
     assert state.kafka.wrong == "message 3 is visible after message 3"
     assert "a goes on" not in dict(model.moves(led(model, model.start, *way)))
+
+
+def test_a_late_copy_of_an_init_of_its_own_costs_a_leader_no_term() -> None:
+    model = TermModel(late=1, renewals=1)
+    state = led(
+        *(model, model.start, "a stands", "a inits 0", "a gives up, init 1 is late"),
+        *("a stands", "a inits 0", "a inits 1", "a commits", "a commits", "a reads"),
+        *("late: init_transactions 1 a-1", "a goes on", "a commits"),
+        *("a goes on", "a produces: fenced", "a goes on", "a commits"),
+        *("a begins to init 1 again", "a inits 1 again", "a has inited 1 again"),
+        *("a goes on", "a commits"),
+    )
+    leader = state.candidates[0]
+    assert leader.machine.election.phase in IN_TERM
+    assert leader.turns.states == (IdState.SOUND, IdState.SOUND)
+
+
+def test_a_leader_that_was_replaced_inits_nothing_again() -> None:
+    model = TermModel(transactions=9, renewals=2)
+    state = led(
+        *(model, model.start, "a stands", "a inits 0", "a inits 1", "a commits", "a commits"),
+        *("a reads", "b stands", "b inits 0", "b inits 1", "b commits", "b commits", "b reads"),
+        *("a goes on", "a produces: fenced"),
+    )
+    assert "a begins to init 0 again" not in dict(model.moves(state))
+    state = led(model, state, "a goes on", "a produces: fenced", "a has no id left")
+    assert state.candidates[0].machine.election.phase is ElectionPhase.STANDBY
