@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ def test_a_retried_message_is_one_way(service: MemoryService) -> None:
             "to_ms": due_ms + 30_000,
             "partition": 0,
             "offset": 0,
+            "forwarded_ms": due_ms,
             "group": "billing",
             "attempt": 1,
             "why": "ConnectionError: refused",
@@ -77,6 +79,26 @@ def test_a_retried_message_is_one_way(service: MemoryService) -> None:
             *(again, due_ms + 30_000, "orders-retry-billing", "DEAD", root, 2, None, None),
             "ATTEMPTS_EXHAUSTED: ConnectionError: refused",
         )
+
+
+def test_when_it_was_forwarded_the_record_says_or_a_header_beside_a_senders_own_time(
+    service: MemoryService,
+) -> None:
+    consumer = service.consumer("orders", group="billing", trace=service.trace())
+    own = datetime(2031, 2, 3, tzinfo=UTC)
+    with service.client() as client:
+        client.produce("orders", b"1", delay="5s")
+        client.produce("orders", b"2", delay="5s", timestamp=own)
+    service.write(Outgoing("orders", None, b"3", []))
+    service.advance("5s")
+    due_ms = service.now_ms
+    service.advance("1s")
+    handle(consumer)
+    assert told(service, "forwarded_ms", "time_ms") == [
+        (None, due_ms + 1_000),
+        (due_ms, due_ms + 1_000),
+        (due_ms, due_ms + 1_000),
+    ]
 
 
 def test_a_way_that_began_without_an_id_has_its_place_as_root(service: MemoryService) -> None:
@@ -220,6 +242,7 @@ def test_letters_are_told_with_what_became_of_them(service: MemoryService) -> No
         "next_id": None,
         "partition": 0,
         "offset": 0,
+        "forwarded_ms": None,
         "group": "billing",
         "attempt": None,
         "why": "ATTEMPTS_EXHAUSTED",
@@ -257,8 +280,8 @@ def test_verdicts_are_told_by_the_group_that_gives_them(service: MemoryService) 
     assert [(each["id"], each["next_id"], each["root"]) for each in again] == [
         (later.id, later.id, None)
     ]
-    assert sorted(told(service, "id", "due_ms", "status", "group")) == sorted(
-        (half.id, half.due_ms, status, "shop")
+    assert sorted(told(service, "id", "due_ms", "status", "forwarded_ms", "group")) == sorted(
+        (half.id, half.due_ms, status, None, "shop")
         for half, status in [
             *zip(halves, ("COMMITTED", "ROLLED_BACK", "UNDECIDED"), strict=True),
             (later, "COMMITTED"),

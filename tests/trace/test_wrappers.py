@@ -109,7 +109,8 @@ def test_a_consumer_tells_what_is_committed(kafka: KafkaBroker, topic: str) -> N
     producer = Producer({"bootstrap.servers": kafka.address})
     for number in range(6):
         headers = [("dw-id", b"%032x" % number), ("dw-due", b"%d" % DUE_MS)]
-        producer.produce(topic, b"", b"%d" % number, headers=headers)  # type: ignore[arg-type]
+        record = {"headers": headers, "timestamp": DUE_MS + number}
+        producer.produce(topic, b"", b"%d" % number, **record)  # type: ignore[arg-type]
     assert producer.flush(30) == 0
     trace = Told()
     settings = {
@@ -124,15 +125,15 @@ def test_a_consumer_tells_what_is_committed(kafka: KafkaBroker, topic: str) -> N
         assert first is not None
         assert trace.events == []
         consumer.commit(message=first, asynchronous=False)
-        columns = "kind", "id", "due_ms", "offset", "status", "group"
+        columns = "kind", "id", "due_ms", "offset", "forwarded_ms", "status", "group"
         assert trace.columns(*columns) == [
-            ("processed", bytes(16), DUE_MS, 0, "DONE", topic),
+            ("processed", bytes(16), DUE_MS, 0, DUE_MS, "DONE", topic),
         ]
         assert [one.offset() for one in consumer.consume(2, 30)] == [1, 2]
         consumer.seek(TopicPartition(topic, 0, 2))
         assert [one.offset() for one in consumer.consume(2, 30)] == [2, 3]
         consumer.commit(offsets=[TopicPartition(topic, 0, 3)])
-        assert trace.columns("offset") == [(1,), (2,)]
+        assert trace.columns("forwarded_ms") == [(DUE_MS + 1,), (DUE_MS + 2,)]
         [committed] = consumer.commit(asynchronous=False) or []
         assert committed.offset == 4
         assert trace.columns("offset") == [(3,)]

@@ -137,8 +137,7 @@ class Lookups:
         if "id" in asked:
             self._ids[asked["id"]] = self._roots[asked["id"]] = True
             if not self._is_sent and not any(self._roots.keys() - {asked["id"]}):
-                # A retry of which its consumer has told nothing yet: only what was retried names
-                # it. This has no bloom filter, but is null nearly everywhere.
+                # A retry of which nothing is told yet: only what was retried names it.
                 for chunk in self._chunks:
                     self._one(chunk, "next_id", bytes.fromhex(asked["id"]))
 

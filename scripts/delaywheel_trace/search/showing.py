@@ -206,7 +206,10 @@ def _outcome(told: Event) -> str:
 
 
 def _forwarded(told: Event) -> str:
-    return f"{_place(told)}, due {_iso(told.get('due_ms'))}"
+    late_ms = told.get("late_ms")
+    if late_ms is None or late_ms < 0:
+        return f"{_place(told)}, due {_iso(told.get('due_ms'))}"
+    return f"{about(late_ms)} late, {_place(told)}"
 
 
 def _now(told: Event) -> str:

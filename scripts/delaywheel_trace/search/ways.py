@@ -42,6 +42,8 @@ _EFFECTS: Final = {
     ("ROLL_BACK", "ROLLED_BACK"),
 }
 """A change that has another outcome has changed nothing: a cancel that says RESCHEDULED, too."""
+_COMMITTED: Final = "COMMITTED"
+"""Of a half message: it arrives by its commit, whatever its due."""
 _TAKEN: Final = {"ACCEPTED", "WRITTEN", "UNKNOWN"}
 _OUTCOMES_LATER_MS: Final = 60_000
 """An index has the outcomes of a due if it has events that are so much later."""
@@ -316,7 +318,14 @@ def _forwarded(name: MessageName, steps: Sequence[Step], known: Known) -> Iterat
     if found:
         told = next((one for one in found if "offset" in one), found[0])
         place = {key: told[key] for key in ("topic", "partition", "offset") if key in told}
-        yield Step({**follows, **place}, None, None, 3)
+        times_ms = [one["forwarded_ms"] for one in found if "forwarded_ms" in one]
+        if not times_ms:
+            yield Step({**follows, **place}, None, None, 3)
+            return
+        time_ms = min(times_ms)
+        if not any(step.told.get("status") == _COMMITTED for step in steps):
+            place["late_ms"] = time_ms - name.due_ms
+        yield Step({**follows, **place, "time_ms": time_ms}, time_ms, time_ms + 1, 3)
         return
     is_accepted = any(told["kind"] == "accepted" for told in taken)
     is_other = any(step.level in (2, 3) or step.kind == NOW for step in steps)
@@ -360,7 +369,7 @@ def _after_one_another(steps: dict[MessageName, list[Step]]) -> ClockDifference 
             at_level = [step for step in of_message if step.level == level]
             for step in at_level:
                 step.after_ms = floor.ms
-                if step.kind == FORWARDED:
+                if step.kind == FORWARDED and step.low_ms is None:
                     step.after_ms = max(floor.ms, _forwarded_ms(name, of_message))
                 elif step.high_ms is not None and floor.ms > step.high_ms:
                     found = ClockDifference(floor.ms - step.high_ms, floor.who, _who(step))
@@ -416,5 +425,7 @@ def _who(step: Step) -> str:
             return str(step.told.get("reporter") or "").rpartition(".")[0] or "a node"
         case "outcome":
             return "Kafka"
+        case "forwarded":
+            return "the leader"
         case _:
             return str(step.told.get("host") or "a program")

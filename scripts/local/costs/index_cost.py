@@ -83,6 +83,7 @@ def told(program: int, number: int, count: int, reporter: str, now_ms: int) -> b
         rows |= {"attempts": [1] * count, "node": ["n1"] * count}
     else:
         rows |= {"partition": [0] * count, "offset": [number * count + r for r in range(count)]}
+        rows |= {"forwarded_ms": [time_ms - 20 for time_ms in times]}
         rows |= {"group": ["billing"] * count, "attempt": [1] * count}
         rows |= {"handler_us": [row * 17 % 9_000 for row in range(count)]}
     return encode(head, rows)

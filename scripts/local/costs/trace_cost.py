@@ -85,9 +85,9 @@ def handled() -> RecordBlock:
         for n in range(BATCH)
     ]
     keys: list[bytes | None] = [b"key-%d" % n for n in range(BATCH)]
-    fetched = FetchedRecords(
-        Partition("orders", 0), list(range(BATCH)), [0] * BATCH, keys, [b""] * BATCH, headers
-    )
+    at, offsets = Partition("orders", 0), list(range(BATCH))
+    forwarded_ms = [1_900_001_800_415 + n // 40 for n in offsets]
+    fetched = FetchedRecords(at, offsets, forwarded_ms, keys, [b""] * BATCH, headers)
     return RecordBlock(None, fetched, is_retry=False)  # type: ignore[arg-type]
 
 

@@ -90,6 +90,7 @@ def hour_of(messages: int, hour: int) -> tuple[pa.Table, pa.Table]:
         time_ms=due_ms[seen] + 40,
         partition=seen % 12,
         offset=seen // 12 + hour * 1_000_000,
+        forwarded_ms=due_ms[seen] + 20,
         group="billing",
         topic="orders",
         attempt=1,

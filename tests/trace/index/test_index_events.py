@@ -151,7 +151,7 @@ def test_duckdb_asks_the_bloom_filters_of_what_was_merged(tmp_path: Path) -> Non
     ids = [os.urandom(16) for _ in range(1_000)]
     maker.batch(
         *(
-            {"id": i, "root": i.hex(), "key": i.hex(), "offset": n}
+            {"id": i, "root": i.hex(), "next_id": i, "key": i.hex(), "offset": n}
             for n, i in enumerate(ids)
             if n % 2
         )
@@ -161,6 +161,7 @@ def test_duckdb_asks_the_bloom_filters_of_what_was_merged(tmp_path: Path) -> Non
     for name, found, missing in (
         ("id", present, absent),
         ("root", present.hex(), absent.hex()),
+        ("next_id", present, absent),
         ("key", present.hex(), absent.hex()),
         ("offset", 501, 500),
     ):

@@ -125,6 +125,23 @@ def test_a_half_that_arrives_at_its_commit_is_forwarded_before_its_due() -> None
     assert [step.kind for step in way.steps] == ["accepted", "changed", FORWARDED, "processed"]
 
 
+def test_a_record_that_is_older_than_its_acceptance_shows_a_wrong_clock() -> None:
+    read = event("processed", NOW_MS + 40, forwarded_ms=NOW_MS + 3)
+    way = only_way([event("accepted", NOW_MS - 900), read])
+    assert [(step.kind, step.low_ms) for step in way.steps][1] == (FORWARDED, NOW_MS + 3)
+    assert (way.steps[1].told["late_ms"], way.clocks) == (3, None)
+    way = only_way([event("accepted", NOW_MS + 9), read])
+    assert [step.kind for step in way.steps] == ["accepted", FORWARDED, "processed"]
+    assert way.clocks == (5, "n", "the leader")
+
+
+def test_a_half_is_not_late_for_the_end_of_its_hold() -> None:
+    commit = event("changed", NOW_MS - 500, what="COMMIT", status="COMMITTED")
+    read = event("processed", NOW_MS - 400, forwarded_ms=NOW_MS - 450)
+    way = only_way([read, commit, event("accepted", NOW_MS - 900)])
+    assert [(step.kind, "late_ms" in step.told) for step in way.steps][2] == (FORWARDED, False)
+
+
 def test_what_has_another_end_was_not_forwarded() -> None:
     known = Known("c", NOW_MS + 1, {"c": NOW_MS + 100_000})
     accepted = event("accepted", NOW_MS - 9)

@@ -60,6 +60,7 @@ def processed(**other: Any) -> Event:
         "handler_us": 12_010,
         "partition": 0,
         "offset": 17,
+        "forwarded_ms": other.get("due_ms", DUE_MS) + 21,
         "group": "billing",
         "attempt": 1,
         "key": "42",
@@ -102,6 +103,7 @@ def rescheduled(index: IndexMaker) -> None:
 def decided_by_a_check(index: IndexMaker) -> None:
     """A half with a due of its own, whose sender has never said anything more."""
     letter = {"topic": "delaywheel-shop-halves", "offset": 3, "group": "shop-check", "key": None}
+    letter |= {"forwarded_ms": None}
     verdict = {"status": "COMMITTED", "to_ms": LATER_MS, "time_ms": DUE_MS + 90}
     index.batch(sent(), processed(**letter, **verdict))
     index.batch(
@@ -125,12 +127,12 @@ id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 2030-03-17
 17:46:40.250Z  sent       ACCEPTED in 14 ms by checkout-7 (10.0.0.7), client "web"
 17:46:40.251Z  accepted   n1.7/1310398, due 2030-03-17T18:16:40.410Z
-               forwarded  orders/0/17, due 2030-03-17T18:16:40.410Z
+18:16:40.431Z  forwarded  21 ms late, orders/0/17
 18:16:40.443Z  processed  retried after 340 ms: ConnectionError: refused, again \
 2030-03-17T18:17:10.750Z (group billing, attempt 1)
 18:16:40.782Z  accepted   n2.4/77, due 2030-03-17T18:17:10.750Z; \
 id 0190163df2a0731f8e0a4b7c9d2e6f31; topic orders-retry-billing
-               forwarded  orders-retry-billing/0/4, due 2030-03-17T18:17:10.750Z; \
+18:17:10.771Z  forwarded  21 ms late, orders-retry-billing/0/4; \
 id 0190163df2a0731f8e0a4b7c9d2e6f31
 18:17:10.829Z  processed  done after 12 ms (group billing, attempt 2); \
 id 0190163df2a0731f8e0a4b7c9d2e6f31; topic orders-retry-billing
@@ -150,7 +152,7 @@ id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 17:52:03.011Z  changed    rescheduled to 2030-03-17T19:00:00.000Z in 9 ms by admin-cli (10.0.0.9)
 17:52:03.018Z  accepted   n1.7/1310420, due 2030-03-17T19:00:00.000Z
 18:16:40.430Z  cancelled  due 2030-03-17T18:16:40.410Z
-               forwarded  orders/0/17, due 2030-03-17T19:00:00.000Z
+19:00:00.021Z  forwarded  21 ms late, orders/0/17
 19:00:00.033Z  processed  done after 12 ms (group billing, attempt 1)
 searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; all messages traced; 0 events dropped; \
 newest event 2030-03-17T19:00:00.046Z
@@ -169,7 +171,7 @@ id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 (group shop-check, attempt 1); topic delaywheel-shop-halves
 18:16:40.540Z  accepted   n2.4/77, due 2030-03-17T19:00:00.000Z
 18:16:40.550Z  answered   committed
-               forwarded  orders/0/17, due 2030-03-17T19:00:00.000Z
+19:00:00.021Z  forwarded  21 ms late, orders/0/17
 19:00:00.033Z  processed  done after 12 ms (group billing, attempt 1)
 searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; all messages traced; 0 events dropped; \
 newest event 2030-03-17T19:00:00.046Z
@@ -255,6 +257,7 @@ def test_a_moved_message_is_followed_into_the_other_clusters_index(
         ["sent", "cluster mall"],
         ["accepted", "cluster mall"],
         ["cancelled"],
+        ["forwarded", "cluster mall"],
         ["processed", "cluster mall"],
     ]
     assert f"searched: {index.folder.uri}: 2030-03-17T17Z" in shown
@@ -264,7 +267,7 @@ def test_a_moved_message_is_followed_into_the_other_clusters_index(
 def test_what_clocks_say_otherwise_is_named_and_shown_in_its_order(
     command: Command, index: IndexMaker
 ) -> None:
-    index.batch(sent(), processed(time_ms=SENT_MS - 5_000))
+    index.batch(sent(), processed(time_ms=SENT_MS - 5_000, forwarded_ms=None))
     index.accepted("n1.7", 1_310_398, [accepted()])
     shown = command("trace", ID, "--index", index.folder.uri).out
     order = re.findall(r"  (sent|accepted|forwarded|processed) ", shown)

@@ -136,6 +136,10 @@ class RecordBlock:
         """Returns the keys of these records."""
         return self._fetched.keys[begin:end]
 
+    def timestamps_ms(self, begin: int, end: int) -> Sequence[int]:
+        """Returns the timestamps of these records."""
+        return self._fetched.timestamps_ms[begin:end]
+
     @property
     def headers(self) -> Sequence[RecordHeaders | None]:
         """The client's list of each record; None for one without any."""

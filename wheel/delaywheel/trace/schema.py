@@ -79,6 +79,7 @@ COLUMNS: Final = {
     "next_id": Column(Form.ID, (EventKind.PROCESSED,)),
     "partition": Column(Form.NUMBER, (EventKind.PROCESSED,)),
     "offset": Column(Form.NUMBER, (EventKind.PROCESSED,)),
+    "forwarded_ms": Column(Form.NUMBER, (EventKind.PROCESSED,)),
     "group": Column(Form.NAME, (EventKind.PROCESSED,)),
     "attempt": Column(Form.NUMBER, (EventKind.PROCESSED,)),
     "handler_us": Column(Form.NUMBER, (EventKind.PROCESSED,)),

@@ -14,6 +14,7 @@ from delaywheel.record_headers import number_of
 from delaywheel.ways.values import id_in
 
 _ID_BYTES: Final = 16
+_FORWARDED: Final = "dw-forwarded"
 _NO_HEADERS: Final[Mapping[str, bytes | None]] = {}
 
 
@@ -59,6 +60,22 @@ class HeaderColumns:
 
     def _by_record(self) -> list[Mapping[str, bytes | None]]:
         return [dict(each) if each else _NO_HEADERS for each in self._headers]
+
+
+def forwarded_in(
+    headers: HeaderColumns, dues_ms: Sequence[int | None], timestamps_ms: Sequence[int]
+) -> list[int | None]:
+    """Returns when records were forwarded; None: they did not come through delaywheel.
+
+    It is the record's timestamp, unless that is one of its sender's: then a header says it.
+    """
+    if not headers.has(_FORWARDED) and None not in dues_ms:
+        return list(timestamps_ms)
+    columns = zip(dues_ms, numbers_in(headers.column(_FORWARDED)), timestamps_ms, strict=True)
+    return [
+        None if due_ms is None else own_ms if said_ms is None else said_ms
+        for due_ms, said_ms, own_ms in columns
+    ]
 
 
 def ids_in(values: Sequence[bytes | None]) -> list[bytes | None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from delaywheel import ingress
 from delaywheel.record_headers import RETRY_ROOT
-from delaywheel.ways.columns import HeaderColumns, ids_in, numbers_in
+from delaywheel.ways.columns import HeaderColumns, forwarded_in, ids_in, numbers_in
 from delaywheel.ways.roots import hashed_of, own_root, root_in
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
@@ -102,6 +102,7 @@ class ReadRecord(NamedTuple):
     topic: str
     partition: int
     offset: int
+    timestamp_ms: int
     key: bytes | None
     headers: PairsOfHeaders
     length_bytes: int
@@ -150,9 +151,11 @@ class ReadRun:
         tags, tags_bytes = tags_in(headers, chosen, options, len(records))
         count, nothing = len(records), [None] * len(records)
         roots = [root_in(each, is_retry=False) for each in picked(headers.mappings(), chosen)]
+        dues_ms = numbers_in(headers.column("dw-due"))
+        times_ms = [one.timestamp_ms for one in self._records]
         return {
             "id": picked(ids_in(headers.column(ingress.ID)), chosen),
-            "due_ms": picked(numbers_in(headers.column("dw-due")), chosen),
+            "due_ms": picked(dues_ms, chosen),
             "topic": [one.topic for one in records],
             "time_ms": [time_ms] * count,
             "status": ["DONE"] * count,
@@ -163,6 +166,7 @@ class ReadRun:
             "next_id": nothing,
             "partition": [one.partition for one in records],
             "offset": [one.offset for one in records],
+            "forwarded_ms": picked(forwarded_in(headers, dues_ms, times_ms), chosen),
             "group": [self._group] * count,
             "attempt": nothing,
             "handler_us": nothing,

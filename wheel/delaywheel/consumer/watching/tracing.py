@@ -17,7 +17,7 @@ from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import DONE, Outcome, Settlement
 from delaywheel.record_headers import RETRY_ATTEMPT, RETRY_ROOT, last_of, number_of
 from delaywheel.transactional import Outgoing
-from delaywheel.ways.columns import HeaderColumns, ids_in, numbers_in
+from delaywheel.ways.columns import HeaderColumns, forwarded_in, ids_in, numbers_in
 from delaywheel.ways.records import (
     WrittenRecord,
     WrittenRun,
@@ -80,8 +80,7 @@ class CommittedRun:
         """Returns what all of them add to the counts, and the records that bring some back."""
         block, begin, end = self.block, self.begin, self.end
         lengths = lengths_of(block.keys(begin, end), block.values(begin, end))
-        dues_ms = numbers_in(self._headers.column(_DUE))
-        own = self._ids, dues_ms, lengths, time_ms
+        own = self._ids, self._dues_ms, lengths, time_ms
         cells = counted_cells("consumed", block.at.topic, self.group, *own)
         again = [
             _written(one.record)
@@ -108,7 +107,7 @@ class CommittedRun:
         tags, tags_bytes = tags_in(headers, chosen, options, count)
         return {
             "id": picked(self._ids, chosen),
-            "due_ms": picked(numbers_in(headers.column(_DUE)), chosen),
+            "due_ms": picked(self._dues_ms, chosen),
             "topic": [block.at.topic] * count,
             "time_ms": [time_ms] * count,
             "key": keys,
@@ -116,6 +115,7 @@ class CommittedRun:
             "root": texts(picked(self._told_roots, chosen)),
             "partition": [block.at.number] * count,
             "offset": picked(block.offsets[self.begin : self.end], chosen),
+            "forwarded_ms": picked(self._forwarded_ms, chosen),
             "group": [self.group] * count,
             "attempt": [
                 number_of(each, 31) or 1 for each in picked(headers.column(RETRY_ATTEMPT), chosen)
@@ -138,6 +138,18 @@ class CommittedRun:
     @cached_property
     def _ids(self) -> list[bytes | None]:
         return ids_in(self._headers.column(ingress.ID))
+
+    @cached_property
+    def _dues_ms(self) -> list[int | None]:
+        return numbers_in(self._headers.column(_DUE))
+
+    @property
+    def _forwarded_ms(self) -> list[int | None]:
+        """When each was forwarded; letters that ask about half messages were not."""
+        if self.is_check:
+            return [None] * (self.end - self.begin)
+        times_ms = self.block.timestamps_ms(self.begin, self.end)
+        return forwarded_in(self._headers, self._dues_ms, times_ms)
 
     @cached_property
     def _told_roots(self) -> list[bytes | None]:

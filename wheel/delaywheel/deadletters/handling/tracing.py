@@ -81,6 +81,7 @@ class DecidedLetters:
             "next_id": nothing,
             "partition": [letter.place.partition for letter in letters],
             "offset": [letter.place.offset for letter in letters],
+            "forwarded_ms": nothing,
             "group": [letter.group or None for letter in letters],
             "attempt": nothing,
             "handler_us": [

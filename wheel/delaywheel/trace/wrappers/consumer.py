@@ -135,7 +135,8 @@ class TracedConsumer:
         own_key = key.encode() if isinstance(key, str) else key
         headers = headers_of(message) or ()
         length_bytes = len(own_key or b"") + len(message.value() or b"")
-        record = ReadRecord(topic, partition, offset, own_key, headers, length_bytes)
+        place = topic, partition, offset, message.timestamp()[1]
+        record = ReadRecord(*place, own_key, headers, length_bytes)
         self._read.add(record, own_key, headers)
 
     def _tell(self, ends: Mapping[tuple[str, int], int]) -> None:
