@@ -217,7 +217,7 @@ class DecidedDues:
 
         Copies are forgotten with their records: those that are gone by now need no cancel.
         """
-        copies = {key: self._copies[key] for key in copied.keys() & self._copies.keys()}
+        copies = {key: self._copies[key] for key in copied if key in self._copies}
         cancels = {key: _cancel_of(key, copied[key]) for key in copies}
         try:
             for key, cancelled in await self._submitted(cancels, Kind.CANCELS):

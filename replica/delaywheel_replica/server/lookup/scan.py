@@ -552,7 +552,7 @@ class Scanner:
         A wheel that is in one of the two alone adds none.
         """
         found = [np.empty(0, np.int64)]
-        for wheel in seqs.keys() & limits.keys():
+        for wheel in sorted(seqs.keys() & limits.keys()):
             beyond = NO_SEQS.with_span(seqs[wheel] + 1, limits[wheel])
             for _, rows in self._reader(wheel).rows_of(beyond):
                 found.append(np.unique(rows["slot"][rows["length"] > 0]).astype(np.int64))
