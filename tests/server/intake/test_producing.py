@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,15 +45,22 @@ WHEEL = WheelId("n1", 1)
 
 
 class Written:
-    """All requests are written at once."""
+    """All requests are written at once, unless they are refused."""
 
     def __init__(self) -> None:
         self.columns: list[Columns] = []
+        self.begun = asyncio.Event()
+        self.wheels: Iterator[WheelId] = repeat(WHEEL)
+        self.refusals: dict[int, Refusal] = {}  # number of the write -> why
 
     def submit(self, columns: Columns) -> asyncio.Future[Committed]:
         self.columns.append(columns)
+        self.begun.set()
         answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
-        answer.set_result(Committed(WHEEL, 1, {}))
+        if (refusal := self.refusals.get(len(self.columns))) is not None:
+            answer.set_exception(RequestRefusedError.of(refusal))
+        else:
+            answer.set_result(Committed(next(self.wheels), 1, {}))
         return answer
 
 
@@ -63,14 +71,16 @@ class Site:
         self.threads: set[str] = set()
         self.written = Written()
         self.checked: list[list[int]] = []
+        self.is_asked = False  # whether the cleaner takes questions
         self.topics = KnownTopics(
-            PosixDisk(), folder / "topics", ask=lambda _: False, refuses_absent=True
+            PosixDisk(), folder / "topics", ask=lambda _: self.is_asked, refuses_absent=True
         )
+        self.admission = Admission(max_bytes=64 << 20, max_caller_bytes=64 << 20)
         self.producing = Producing(
             IntakeStages(
                 refusal=lambda: None,
                 rules=RULES,
-                admission=Admission(max_bytes=64 << 20, max_caller_bytes=64 << 20),
+                admission=self.admission,
                 topics=self.topics,
                 writing=cast("Writing", self.written),
                 counts=NodeCounts(),
@@ -201,6 +211,72 @@ async def test_ids_are_checked_where_that_is_asked_for(site: Site) -> None:
     assert [result.id_checked for result in results] == [False, False, False, True]
     await site.produce(columns(5))
     assert site.checked == [[1, 2, 4], [2, 3]]  # the last request costs no look
+
+
+async def begun_mixed(site: Site) -> asyncio.Task[pb.DelayProduceResponse]:
+    """A request for t0, which is known, and t1, which Kafka is asked about; its ids are checked."""
+    site.is_asked = True
+    site.topics.learn(Topics({"t0": TopicInfo(1, None)}, checked_at_ms=monotonic_ms()))
+    request = columns(6, topics=2)
+    request.columns.check_ids = bytes([0, 0, 1, 1, 1, 1])
+    producing = asyncio.create_task(site.produce(request))
+    await site.written.begun.wait()
+    return producing
+
+
+def reasons(response: pb.DelayProduceResponse) -> dict[int, str]:
+    return {error.row: error.error.reason for error in response.columns.errors}
+
+
+async def test_what_is_for_known_topics_does_not_wait_for_kafkas_answer(site: Site) -> None:
+    producing = await begun_mixed(site)
+    in_flight_bytes = site.admission.in_flight_bytes
+    assert in_flight_bytes > 0
+    assert [number[-1] for number in site.written.columns[0].ids.tolist()] == [0, 4]
+    assert site.written.columns[0].topics == ("t0",)
+    assert not producing.done()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert site.admission.in_flight_bytes == in_flight_bytes, "the rest is still in memory"
+    site.topics.learn(Topics({"t1": TopicInfo(1, None)}, checked_at_ms=monotonic_ms()))
+    response = await producing
+    assert [number[-1] for number in site.written.columns[1].ids.tolist()] == [1, 5]
+    assert reasons(response) == {2: Reason.ID_TAKEN, 3: Reason.ID_TAKEN}
+    assert sorted(response.columns.id_checked) == [4, 5]
+    assert response.columns.wheel == str(WHEEL)
+    assert site.admission.in_flight_bytes == 0
+
+
+async def test_what_kafka_does_not_have_is_refused_beside_what_is_written(site: Site) -> None:
+    producing = await begun_mixed(site)
+    site.topics.learn(Topics({}, checked_at_ms=monotonic_ms(), absent=("t1",)))
+    response = await producing
+    absent = dict.fromkeys((1, 3, 5), Reason.TOPIC_UNKNOWN)
+    assert reasons(response) == {2: Reason.ID_TAKEN, **absent}
+    assert len(site.written.columns) == 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_part_that_is_not_written_refuses_its_own_messages(site: Site, number: int) -> None:
+    site.written.refusals[number] = Refusal(Reason.BACKPRESSURE)
+    producing = await begun_mixed(site)
+    site.topics.learn(Topics({"t1": TopicInfo(1, None)}, checked_at_ms=monotonic_ms()))
+    response = await producing
+    refused = (0, 4) if number == 1 else (1, 5)
+    taken = dict.fromkeys((2, 3), Reason.ID_TAKEN)
+    assert reasons(response) == taken | dict.fromkeys(refused, Reason.BACKPRESSURE)
+    assert response.columns.wheel == str(WHEEL)
+
+
+async def test_what_went_to_another_wheel_is_sent_again(site: Site) -> None:
+    """An answer names one wheel for all, and the same id and due are the same message."""
+    site.written.wheels = iter([WHEEL, WheelId("n1", 2)])
+    producing = await begun_mixed(site)
+    site.topics.learn(Topics({"t1": TopicInfo(1, None)}, checked_at_ms=monotonic_ms()))
+    response = await producing
+    assert response.columns.wheel == str(WHEEL)
+    taken = dict.fromkeys((2, 3), Reason.ID_TAKEN)
+    assert reasons(response) == taken | dict.fromkeys((1, 5), Reason.WHEEL_LOST)
 
 
 async def test_a_column_of_another_length_is_malformed(site: Site) -> None:

@@ -202,31 +202,32 @@ def _add(held: dict[str, int], name: str, length_bytes: int) -> None:
 
 
 class Ticket:
-    """One admitted request; leaving its context returns it, unless it was handed on.
+    """One admitted request; it is returned by whoever leaves it last: its context, or a writer.
 
     A caller that goes away does not take back what it sent: what the writer has is counted until it
     is written.
     """
 
-    __slots__ = ("_admission", "_caller", "_handed_on", "_length_bytes")
+    __slots__ = ("_admission", "_caller", "_holders", "_length_bytes")
 
     def __init__(self, admission: Admission, caller: CallOrigin, length_bytes: int) -> None:
         self._admission = admission
         self._caller = caller
         self._length_bytes = length_bytes
-        self._handed_on = False
+        self._holders = 1
 
     def hand_on(self, answer: "asyncio.Future[Any]") -> None:
-        """Returns the ticket only when ``answer`` is done."""
-        self._handed_on = True
-        answer.add_done_callback(self._give_back)
+        """Keeps the ticket until ``answer`` is done, too."""
+        self._holders += 1
+        answer.add_done_callback(self._leave)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._handed_on:
-            self._give_back()
+        self._leave()
 
-    def _give_back(self, _answer: "asyncio.Future[Any] | None" = None) -> None:
-        self._admission.end_request(self._caller, self._length_bytes)
+    def _leave(self, _answer: "asyncio.Future[Any] | None" = None) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._admission.end_request(self._caller, self._length_bytes)

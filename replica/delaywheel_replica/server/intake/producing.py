@@ -7,6 +7,9 @@ Decoding and encoding that take more than some milliseconds are done on a thread
 callers, so that large requests wait only for each other. Small ones are not worth the hand-over: a
 pass of the loop does some of them (`LoopTime`).
 
+What is for topics that Kafka is asked about is a part of its own: the rest of the request is
+written before, and the answer waits for both.
+
 A request's bytes are released once columns are made of them, before it is written: code that passes
 them on must not keep them. Otherwise a waiting request would be in memory twice.
 """
@@ -20,10 +23,12 @@ from time import monotonic, perf_counter_ns
 from typing import Final, TypeVar
 
 from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import CallContext, Caller, CallOrigin
 from delaywheel_replica.server.access.spending import TopicRoom
+from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.own_halves import OwnHalves
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission, cost_bytes
@@ -196,28 +201,67 @@ class Producing:
             decoding = self._done(is_small, decode)
             del decode
             del request
-            batch, doubtful = await decoding
-            if doubtful:
-                unasked = await stages.topics.find_out(doubtful, origin.sharer)
-                await self._done(is_small, partial(self._judge, batch, unasked))
-            if len(batch.to_check):
-                await stages.check_ids(batch)
-                await self._done(is_small, partial(self._accept, batch))
+            batch, parts = await decoding
+            writes = list[tuple[RequestBatch, asyncio.Future[Committed]]]()
+            for part, doubtful in parts:
+                if doubtful:
+                    unasked = await stages.topics.find_out(doubtful, origin.sharer)
+                    await self._done(is_small, partial(self._judge, part, unasked))
+                if len(part.to_check):
+                    await stages.check_ids(part)
+                    await self._done(is_small, partial(self._accept, part))
+                if len(part.accepted):
+                    writes.append((part, stages.writing.submit(part.accepted)))
+                    ticket.hand_on(writes[-1][1])
             wheel: WheelId | None = None
-            if len(batch.accepted):
-                answer = stages.writing.submit(batch.accepted)
-                ticket.hand_on(answer)
-                committed = await asyncio.shield(answer)
-                wheel = committed.wheel
-                batch.refuse_accepted(committed.failed)
-                if batch.halves:
-                    stages.halves.accepted(committed.wheel, batch.accepted_halves(), wall_ms())
+            for part, answer in writes:
+                wheel = await self._written(part, answer, wheel, is_all=part is batch)
+        for part, _ in parts:
+            if part is not batch:
+                batch.join(part)
         return batch, wheel
+
+    async def _written(
+        self,
+        part: RequestBatch,
+        answer: "asyncio.Future[Committed]",
+        wheel: WheelId | None,
+        *,
+        is_all: bool,
+    ) -> WheelId | None:
+        """Waits until what was accepted is written; returns the wheel of all that is.
+
+        Args:
+            wheel: That of an earlier part. An answer has one wheel: what is in another one, since
+                this node's has ended meanwhile, is sent again, and is the same message.
+            is_all: Whether the part is the request, whose refusal is that of the call.
+
+        Raises:
+            RequestRefusedError: All of it is refused.
+        """
+        try:
+            committed = await asyncio.shield(answer)
+        except RequestRefusedError as error:
+            if is_all:
+                raise
+            part.refuse(range(len(part)), error.refusal)
+            return wheel
+        part.refuse_accepted(committed.failed)
+        if part.halves:
+            self._stages.halves.accepted(committed.wheel, part.accepted_halves(), wall_ms())
+        if wheel is not None and wheel != committed.wheel:
+            part.refuse(range(len(part)), Refusal(Reason.WHEEL_LOST))
+        return wheel or committed.wheel
 
     def _decode(
         self, request: bytes, outline: Outline, caller: Caller, address: str
-    ) -> tuple[RequestBatch, list[str]]:
-        """Decodes and judges, unless topics must be asked about: returns those. For any thread."""
+    ) -> tuple[RequestBatch, list[tuple[RequestBatch, list[str]]]]:
+        """Decodes a request, and judges what it can. For any thread.
+
+        Returns:
+            All of it, and its parts, in the order in which they are written, each with the topics
+            that must be asked about before it is judged.
+        """
         stages = self._stages
         batch = decode_outlined(request, outline, stages.rules, now_ms=wall_ms())
         refused = refuse_forbidden(batch, caller)
@@ -225,9 +269,12 @@ class Producing:
         if refusal is not None:
             stages.audit.refused("DelayProduce", address, refusal)
         doubtful = [name for name in stages.topics.doubtful(batch) if name not in refused]
-        if not doubtful:
-            self._judge(batch, ())
-        return batch, doubtful
+        whole_or_two = batch.apart(doubtful)
+        parts = [(part, doubtful if part is whole_or_two[-1] else []) for part in whole_or_two]
+        for part, names in parts:
+            if not names:
+                self._judge(part, ())
+        return batch, parts
 
     def _judge(self, batch: RequestBatch, unasked: Collection[str]) -> None:
         """Judges decoded messages. For any thread."""

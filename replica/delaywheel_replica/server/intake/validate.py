@@ -10,7 +10,7 @@ headers, bytes. No request takes longer than some hundred milliseconds; those th
 few go to a thread (producing.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -95,6 +95,7 @@ class RequestBatch:
         to_check: The rows whose senders ask for their ids to be checked.
         checked: Those of them for which that was done, unless it refused them.
         halves: The rows that are half messages, each with its group of checkers.
+        rows: Of a part of a batch: the row in that of each of its messages.
     """
 
     def __init__(self, columns: Columns, to_check: NDArray[np.intp] = NO_ROWS) -> None:
@@ -104,6 +105,7 @@ class RequestBatch:
         self.halves: dict[int, str] = {}
         self.refusals: dict[int, Refusal] = {}
         self.accepted = columns
+        self.rows: NDArray[np.intp] = NO_ROWS
         # The row of each accepted message; None: all rows.
         self._rows: NDArray[np.intp] | None = None
 
@@ -152,6 +154,35 @@ class RequestBatch:
         self._rows = np.flatnonzero(good)
         self.accepted = self.columns.take(self._rows).compacted()
         self.columns = replace(self.columns, blob=b"")
+
+    def apart(self, names: Collection[str]) -> "list[RequestBatch]":
+        """Splits it into what is for other topics, and what is for these; or returns it whole."""
+        if not names:
+            return [self]
+        of_names = np.array([topic in names for topic in self.columns.topics], np.bool_)
+        is_of_names = of_names[self.columns.topic_numbers]
+        if not len(self.unrefused(np.flatnonzero(~is_of_names))):
+            return [self]
+        parts = [self._part(np.flatnonzero(chosen)) for chosen in (~is_of_names, is_of_names)]
+        self.columns = replace(self.columns, blob=b"")
+        return parts
+
+    def _part(self, rows: NDArray[np.intp]) -> "RequestBatch":
+        to_check = np.flatnonzero(np.isin(rows, self.to_check))
+        part = RequestBatch(self.columns.take(rows).compacted(), to_check)
+        part.rows = rows
+        for number, row in enumerate(rows.tolist()):
+            if row in self.refusals:
+                part.refusals[number] = self.refusals[row]
+            if row in self.halves:
+                part.halves[number] = self.halves[row]
+        return part
+
+    def join(self, part: "RequestBatch") -> None:
+        """Takes over what became of a part of it."""
+        rows = part.rows.tolist()
+        self.refusals |= {rows[number]: refusal for number, refusal in part.refusals.items()}
+        self.checked += [rows[number] for number in part.checked]
 
     def accepted_halves(self) -> dict[MessageKey, int]:
         """Returns the halves that were not refused, with the length of key, value and headers."""

@@ -19,7 +19,7 @@ So a lone message goes at once, a caller who waits for each message is as fast a
 flow that nobody waits for makes one request per linger, or full ones. Where requests take longer
 than that, since a node has much to do, such a flow makes fewer.
 
-A node that does not know a topic asks Kafka, for seconds perhaps, and the whole request waits. So
+A node that does not know a topic asks Kafka, for seconds perhaps, and the answer waits. So
 messages for topics for which this client has none accepted yet gather in batches of their own, by
 the same table; one request is always left to the others.
 """
