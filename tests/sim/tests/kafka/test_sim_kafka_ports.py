@@ -87,8 +87,8 @@ def test_an_init_fences_and_takes_over_in_about_half_a_second(site: Site) -> Non
     began_us = site.scheduler.now_us
     new = site.producers(site.b)
     assert 500 * US_PER_MS < site.scheduler.now_us - began_us < 1_500 * US_PER_MS
-    assert site.transact(old, b"old").verdict is TransactionState.FENCED
-    assert site.transact(old, b"old again").verdict is TransactionState.FENCED
+    assert site.transact(old, b"old").verdict is TransactionState.TAKEN
+    assert site.transact(old, b"old again").verdict is TransactionState.TAKEN
     assert site.transact(new, b"new").verdict is TransactionState.COMMITTED
     site.settle()
     assert site.values() == [b"new"]
@@ -191,7 +191,7 @@ def test_candidates_that_init_crosswise_are_both_out(site: Site) -> None:
         for name, producers in (("a", a), ("b", b))
         for number in (0, 1)
     }
-    fenced = sorted(key for key, verdict in ends.items() if verdict is TransactionState.FENCED)
+    fenced = sorted(key for key, verdict in ends.items() if verdict is TransactionState.TAKEN)
     assert fenced == [("a", 0), ("b", 1)]
 
 
@@ -203,7 +203,7 @@ def test_an_init_may_time_out_and_fence_nevertheless(site: Site) -> None:
         TransactionState.UNKNOWN, "_TIMED_OUT: init_transactions"
     )
     site.faults()
-    assert site.transact(old, b"1", number=0).verdict is TransactionState.FENCED
+    assert site.transact(old, b"1", number=0).verdict is TransactionState.TAKEN
     assert site.transact(old, b"1", number=1).verdict is TransactionState.COMMITTED
     assert site.transact(new, b"1", number=0).verdict is TransactionState.ABANDONED
 

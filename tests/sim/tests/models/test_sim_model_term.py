@@ -121,7 +121,7 @@ def test_doing_without_an_id_that_another_has_marked_since_is_found() -> None:
 
     with patch.object(Election, "_may_lack", whoever_led):
         found = exhausted(TermModel(candidacies=3, transactions=2, late=0, held=1)).found
-    assert found.wrong == "message 1 is visible after message 1"
+    assert found.wrong == "message 2 is visible after message 2"
 
 
 def led(model: TermModel, state: State, *moves: str) -> State:
@@ -147,7 +147,7 @@ def test_doing_without_an_id_of_which_it_was_said_that_it_is_left_out_is_found()
         *("b stands", "b inits 0", "b init 1 is held", "b commits", "b reads"),
         *("b begins to init 1 again", "b inits 1 again", "b has inited 1 again"),
         *("b goes on", "b commits", "a goes on", "a produces: fenced"),
-        *("a stands", "a inits 0", "a init 1 is held", "a commits", "a reads"),
+        *("a has no id left", "a stands", "a inits 0", "a init 1 is held", "a commits", "a reads"),
     )
 
     def everything(self: IdTurns, leaders: Mapping[int, LeaderRecord]) -> dict[int, str]:
