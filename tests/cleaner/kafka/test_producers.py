@@ -161,10 +161,10 @@ def test_a_fenced_leader_commits_nothing(
     old.write(0, [message(topic, b"old")])
     old.flush(0, PATIENT_MS)
     new = inited(settings)  # over an open transaction
-    assert old.commit(0, progress(settings, b"old"), PATIENT_MS).verdict is TransactionState.FENCED
+    assert old.commit(0, progress(settings, b"old"), PATIENT_MS).verdict is TransactionState.TAKEN
     old.begin(1)
     old.write(1, [message(topic, b"old")])
-    assert old.commit(1, progress(settings, b"old"), PATIENT_MS).verdict is TransactionState.FENCED
+    assert old.commit(1, progress(settings, b"old"), PATIENT_MS).verdict is TransactionState.TAKEN
     new.begin(0)
     new.write(0, [message(topic, b"new")])
     assert new.commit(0, progress(settings, b"new"), PATIENT_MS).verdict.is_committed
@@ -185,7 +185,7 @@ def test_a_leader_that_is_fenced_hears_it_from_its_calls_whatever_the_client_log
     old.flush(0, PATIENT_MS)
     new = inited(settings)
     old.write(0, [message(topic, b"v") for topic in topics])
-    assert old.commit(0, progress(settings, b"lost"), PATIENT_MS).verdict is TransactionState.FENCED
+    assert old.commit(0, progress(settings, b"lost"), PATIENT_MS).verdict is TransactionState.TAKEN
     assert values(kafka, topics[0]) == []
     old.destroy()
     new.destroy()

@@ -185,7 +185,7 @@ def test_takeover_over_an_open_transaction(
         world.server.write([sent(topic, 50, b"whole")])
         assert arrived(kafka, topic, [sent(topic, 0)]) == [b"whole"]
         progress = Record(settings.names.control, b"progress", b"torn", [], partition=0)
-        assert old.commit(1, progress, PATIENT_MS).verdict is TransactionState.FENCED
+        assert old.commit(1, progress, PATIENT_MS).verdict is TransactionState.TAKEN
     assert [m.value() for m in read_all(kafka.address, topic)] == [b"whole"]
 
 
@@ -197,9 +197,30 @@ def test_a_fenced_leader_steps_down_and_comes_back(
     rows = [sent(topic, 20 * n, b"%d" % n) for n in range(200)]
     world.server.write(rows)
     intruder = LeaderProducers(settings)
-    assert intruder.init(0, PATIENT_MS).verdict is TransactionState.CONTINUE
+    for number in range(IDS):
+        assert intruder.init(number, PATIENT_MS).verdict is TransactionState.CONTINUE
     world.wait_leading_anew(epoch)
     assert sorted(arrived(kafka, topic, rows), key=str) == sorted([r.value for r in rows], key=str)
+
+
+def test_a_leader_goes_on_without_an_id_that_was_inited(
+    kafka: KafkaBroker, world: World, topic: str, cluster_id: str
+) -> None:
+    """As by a late copy of an init of its own, or by a candidate that has given up."""
+    settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+    epoch = world.wait_leading().epoch
+    rows = [sent(topic, 20 * n, b"%d" % n) for n in range(200)]
+    world.server.write(rows)
+    intruder = LeaderProducers(settings)
+    assert intruder.init(1, PATIENT_MS).verdict is TransactionState.CONTINUE
+    assert sorted(arrived(kafka, topic, rows), key=str) == sorted([r.value for r in rows], key=str)
+    intruder.begin(1)
+    late = Record(topic, None, b"late", [])
+    wait_until(
+        "the id is its leader's again",
+        lambda: intruder.write(1, [late]) or not intruder.flush(1, PATIENT_MS),
+    )
+    assert world.status.epoch == epoch
 
 
 @pytest.mark.parametrize("what", ["reply lost", "request held"])
