@@ -238,6 +238,27 @@ def test_while_as_many_stand_as_may_no_other_is_proposed(server: ServerProcess) 
     assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
 
 
+def test_a_due_that_passes_before_it_is_decided_gives_way_to_a_later_one(
+    server: ServerProcess,
+) -> None:
+    """A leader with much to do decides late, and none that has passed: nobody waits in vain."""
+    handle = produce(server, in_ms(60_000))
+    server.cleaner.hears = False
+    try:
+        with ThreadPoolExecutor(1) as caller:
+            waiting = caller.submit(reschedule, server, handle, in_ms(-5_000))
+            nearest_ms = in_ms(600)
+            wait_until("it has passed", lambda: in_ms(0) > nearest_ms)
+            server.cleaner.hears = True
+            reported = waiting.result()
+    finally:
+        server.cleaner.hears = True
+    assert reported.outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
+    assert reported.due_ms > nearest_ms
+    found = server.stub.GetMessage(pb.GetMessageRequest(message=named(reported.handle))).message
+    assert found.due_ms == reported.due_ms
+
+
 @pytest.mark.parametrize(
     ("ahead_ms", "outcome"), [(40, pb.RESCHEDULE_OUTCOME_TOO_LATE)], ids=["at once"]
 )

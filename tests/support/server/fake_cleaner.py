@@ -244,7 +244,9 @@ class FakeCleaner:
                 self.state = self.state.apply_all([node_record(message.node, record)])
         elif isinstance(message, RescheduleProposal):
             with self._lock:
-                if message.key not in self.state.reschedules:
+                progress = self.state.progress
+                is_to_come = progress is None or message.to_ms > progress.due_ms + 1
+                if message.key not in self.state.reschedules and is_to_come:
                     reschedule = Reschedule(message.to_ms, message.place)
                     self.state = self.state.apply_all([reschedule_record(message.key, reschedule)])
         elif isinstance(message, RescheduleWritten):

@@ -20,6 +20,10 @@ still to come.
 | a cancel or a delivery is known, as for a cancel | that |
 | its second is deleted, and it is at the due that is asked for | RESCHEDULED, with that due |
 | none of these within 10 s | RESCHEDULE_UNKNOWN: repeating the call finds out |
+
+A due that has passed before a record decides it is decided by none any more. So another one is
+proposed then: the nearest that is possible, and twice as far ahead each time, since what delayed
+the first one may last.
 """
 
 from __future__ import annotations
@@ -125,6 +129,7 @@ class _Attempt:
     Attributes:
         wanted: What they ask for.
         to_ms: The due that is asked for, or the nearest that is possible.
+        ahead_ms: How far ahead the next one is, if that passes before it is decided.
         admitted: Done once there is room for it.
         callers: The calls that wait for it.
         kept_until_ms: Until then it goes on without a caller.
@@ -134,6 +139,7 @@ class _Attempt:
     to_ms: int
     admitted: asyncio.Future[None]
     callers: Waiters[_Answered]
+    ahead_ms: int = _NEAREST_MS
     kept_until_ms: int = 0
 
     @property
@@ -356,8 +362,15 @@ class Reschedules:
                     if decision is CancelDecision.WRITE:
                         if attempt.to_ms == subject.key.due_ms:  # perhaps since an earlier attempt
                             return Decided(CancelDecision.RESCHEDULED, attempt.to_ms)
-                        proposal = proposal or await self._proposal(subject, attempt.to_ms, there)
-                        self._propose(replace(proposal, looked=tuple(subject.found.looked.items())))
+                        if proposal is None or attempt.to_ms <= self._decided_until_ms():
+                            proposal = await self._proposal(attempt, subject, there)
+                        self._propose(
+                            replace(
+                                proposal,
+                                place=self._finder.place(subject.found),
+                                looked=tuple(subject.found.looked.items()),
+                            )
+                        )
                         await self._decided_dues.await_change(subject.key, _AGAIN_S)
                     elif decision in _OUTCOMES and (proposal is None or decision in _CERTAIN):
                         return decided
@@ -373,6 +386,11 @@ class Reschedules:
         raise RequestRefusedError(
             Reason.NOT_UP_TO_DATE if proposal is None else Reason.RESCHEDULE_UNKNOWN
         )
+
+    def _decided_until_ms(self) -> int:
+        """The last due that no transaction gives any more: of w + 1 a part may be done."""
+        progress = self._finder.basis().progress
+        return 0 if progress is None else progress.due_ms + 1
 
     async def _moved_before(self, key: MessageKey) -> Decided:
         """What to answer if the second is deleted: an earlier attempt may have succeeded.
@@ -390,15 +408,21 @@ class Reschedules:
         is_known = decided.decision in _OUTCOMES or decided.moved_ms is not None
         return decided if is_known else Decided(CancelDecision.TOO_LATE)
 
-    async def _proposal(self, subject: Subject, to_ms: int, there: Found) -> RescheduleProposal:
+    async def _proposal(
+        self, attempt: _Attempt, subject: Subject, there: Found
+    ) -> RescheduleProposal:
         """Returns the proposal, unless it is known that it would not be decided."""
+        if attempt.to_ms <= (until_ms := self._decided_until_ms()):
+            attempt.to_ms = max(wall_ms(), until_ms) + attempt.ahead_ms
+            attempt.ahead_ms *= 2
+            there = (await self._finder.find(Reference.of(subject.key.at(attempt.to_ms)))).found
         if self._may_be_half(subject.key.due_ms) and await self._finder.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
         progress = self._finder.basis().progress
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
-        await self._check_free(subject.key.at(to_ms), there)
-        return RescheduleProposal(subject.key, to_ms, self._finder.place(subject.found))
+        await self._check_free(subject.key.at(attempt.to_ms), there)
+        return RescheduleProposal(subject.key, attempt.to_ms, self._finder.place(subject.found))
 
     def _may_be_half(self, due_ms: int) -> bool:
         """Whether a message is due so soon that it may be a half, by any two nodes' clocks."""
