@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -17,6 +18,7 @@ from delaywheel.deadletters import (
     Selection,
     Settled,
 )
+from delaywheel.trace import Trace
 from delaywheel_replica.cli.doing.kafka import dead
 from delaywheel_replica.cli.printing import tables
 from support.clients.command import WIDTHS, Command, screen_in_document
@@ -57,9 +59,11 @@ class Shown:
 
     name = "delaywheel-shop-dead"
     fails: DeadLettersError | None = None
+    traces: list[object]
 
-    def __init__(self, name: str, client: object, *, timeout_s: float) -> None:
+    def __init__(self, name: str, client: object, *, timeout_s: float, trace: object) -> None:
         del name, client, timeout_s
+        self.traces.append(trace)
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +105,7 @@ WHERE = ("--kafka", "k:1", "--cluster", "shop")
 def shown(monkeypatch: pytest.MonkeyPatch) -> type[Shown]:
     monkeypatch.setattr(dead, "DeadLetterTopic", Shown)
     monkeypatch.setattr(Shown, "fails", None)
+    monkeypatch.setattr(Shown, "traces", [], raising=False)
     return Shown
 
 
@@ -126,6 +131,20 @@ def test_what_was_refused_is_reported_beside_what_was_done(command: Command) -> 
         "not sent, they wait on: 1 MSG_SIZE_TOO_LARGE",
         "  0:1205  MSG_SIZE_TOO_LARGE: Broker: Message size too large",
     ]
+
+
+def test_what_is_done_is_told_to_the_trace_of_the_profile(
+    command: Command, shown: type[Shown], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    profiles = tmp_path / "delaywheel" / "profiles.toml"
+    profiles.parent.mkdir()
+    profiles.touch(0o600)
+    profiles.write_text('[prod.trace.kafka]\n"bootstrap.servers" = "127.0.0.1:9"\n')
+    for arguments in ((), ("--execute",), ("--execute", "--profile", "prod")):
+        command("dead", "replay", *WHERE, *arguments)
+    command("dead", "list", *WHERE, "--profile", "prod")
+    assert [isinstance(trace, Trace) for trace in shown.traces] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(

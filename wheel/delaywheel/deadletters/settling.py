@@ -96,6 +96,11 @@ class Settling:
         self._batch_bytes = 0
         self._passed: dict[int, int] = {}
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there are letters whose transaction is still to come."""
+        return bool(self._batch)
+
     def has_reached_limit(self) -> bool:
         """Whether enough letters are done, or enough are under way that they may be."""
         if self._limit is None:

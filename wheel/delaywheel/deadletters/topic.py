@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel.client.exchange.settings import check_trace
 from delaywheel.deadletters.counting import LetterCounts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, LetterPlace
@@ -22,10 +23,14 @@ from delaywheel.deadletters.origin import Origins
 from delaywheel.deadletters.reading import TopicReader, letter_of, refused, translated_errors
 from delaywheel.deadletters.selection import CLOCKS_MS, EVERYTHING, Selection
 from delaywheel.deadletters.settling import BATCH_LETTERS, DROP, Drop, Replay, Settling
+from delaywheel.deadletters.tracing import LettersToTell
 from delaywheel.deadletters.writing import LetterWriter
 from delaywheel.ingress import halves_topic, is_reserved_topic
 from delaywheel.kafka_admin import KafkaAdmin
 from delaywheel.transactional import MIN_INSYNC, Outgoing, least_in_sync, replicas_on
+
+if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.reports import EventReports
 
 _LOG = logging.getLogger("delaywheel.deadletters")
 
@@ -73,17 +78,28 @@ class DeadLetterTopic:
                 topic.replay(Selection(topic="orders", reason="TOPIC_MISSING"))
     """
 
-    def __init__(self, topic: str, client: Mapping[str, Any], *, timeout_s: float = 15.0) -> None:
+    def __init__(
+        self,
+        topic: str,
+        client: Mapping[str, Any],
+        *,
+        timeout_s: float = 15.0,
+        trace: EventReports | None = None,
+    ) -> None:
         """Connects when first used.
 
         Args:
             topic: The topic's name.
             client: Settings of the Kafka client, including `bootstrap.servers`.
             timeout_s: How long to wait for Kafka.
+            trace: Whom it tells of letters that it replays or drops: a `delaywheel.trace.Trace`.
 
         Raises:
             KafkaException: The client does not know a setting.
+            TypeError: The trace is none.
         """
+        check_trace(trace)
+        self._trace = trace
         self.name = topic
         self._marks_name = f"{topic}{MARKS_SUFFIX}"
         self._client = dict(client)
@@ -100,8 +116,10 @@ class DeadLetterTopic:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections; a trace is written, for 2 s at most."""
         self._reader.close()
+        if self._trace is not None:
+            self._trace.flush()
 
     # --- looking
 
@@ -212,12 +230,24 @@ class DeadLetterTopic:
         limit: int | None,
         on_progress: Callable[[Settled], None] | None,
     ) -> Settled:
+        to_tell = LettersToTell(self.name, self._trace)
         with self.claimed(limit=limit, on_progress=on_progress) as (bounds, settling):
-            for letter in self.read(selection, bounds):
-                settling.take(letter, decision)
-                if settling.has_reached_limit():
-                    break
-            settling.end()
+            try:
+                for letter in self.read(selection, bounds):
+                    if settling.marks.state_of(letter.place) is LetterState.WAITING:
+                        why = settling.take(letter, decision)
+                        if why is None:
+                            to_tell.add(letter, decision, None)
+                        else:
+                            to_tell.refused(letter, why)
+                    if settling.has_reached_limit():
+                        break
+                    if not settling.is_under_way:
+                        to_tell.tell(settling)
+                settling.end()
+                to_tell.tell(settling)
+            finally:  # of an error nothing is known but what was committed before
+                to_tell.tell(settling, has_ended=False)
             return settling.settled
 
     @contextmanager
@@ -226,7 +256,6 @@ class DeadLetterTopic:
         *,
         limit: int | None = None,
         on_progress: Callable[[Settled], None] | None = None,
-        is_traced: bool = False,
     ) -> Iterator[tuple[OffsetRanges, Settling]]:
         """Claims the letters: whoever had claimed them before settles no more.
 
@@ -247,7 +276,10 @@ class DeadLetterTopic:
             if isinstance(whole, str):
                 return whole
             record = whole.again(
-                self.name, to=decision.to, as_new=decision.as_new, is_traced=is_traced
+                self.name,
+                to=decision.to,
+                as_new=decision.as_new,
+                is_traced=self._trace is not None,
             )
             return obstacle(record.topic) or record
 

@@ -19,9 +19,9 @@ from delaywheel.client.exchange.settings import check_trace
 from delaywheel.client.transport.port import finished
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler, checked_decision
-from delaywheel.deadletters.handling.tracing import DecidedLetter, DecidedLetters
 from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.settling import KEEP, Decision, Drop, Replay
+from delaywheel.deadletters.tracing import DecidedLetter, DecidedLetters
 from delaywheel.functions import check_plain, is_coroutine_function
 from delaywheel.testing.consuming import MemoryConsumer
 from delaywheel.transactional import Outgoing

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from delaywheel.client.exchange.settings import check_trace
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.handling.figures import LetterFigures, LetterTally
-from delaywheel.deadletters.handling.tracing import DecidedLetter, DecidedLetters
 from delaywheel.deadletters.letter import Letter
 from delaywheel.deadletters.marks import LetterState, Marks
 from delaywheel.deadletters.selection import EVERYTHING
 from delaywheel.deadletters.settling import KEEP, Decision, Drop, Keep, Replay, Settling
 from delaywheel.deadletters.topic import DeadLetterTopic, OffsetRanges
+from delaywheel.deadletters.tracing import LettersToTell
 from delaywheel.functions import check_ended, check_plain, is_coroutine_function
 from delaywheel.levels import Duration, length_ms
 
@@ -88,7 +88,7 @@ class DeadLetterConsumer:
             if is_coroutine_function(handle):
                 raise TypeError(f"{handle!r}: a coroutine function; use AsyncDeadLetterConsumer")
             check_plain("handler", handle)
-        self._topic = DeadLetterTopic(topic, client)
+        self._topic = DeadLetterTopic(topic, client, trace=trace)
         self._handlers = dict(handlers)
         self._otherwise = otherwise
         self._retry_s = [length_ms(delay) / 1000 for delay in retry]
@@ -97,8 +97,7 @@ class DeadLetterConsumer:
         self._committed_s = 0.0
         self._is_stopping = False
         self._tally = LetterTally()
-        self._trace = trace
-        self._open: list[tuple[Letter, Decision, float | None]] = []
+        self._to_tell = LettersToTell(topic, trace)
 
     def __enter__(self) -> Self:
         return self
@@ -109,8 +108,6 @@ class DeadLetterConsumer:
     def close(self) -> None:
         """Closes the connections; a trace is written, for 2 s at most."""
         self._topic.close()
-        if self._trace is not None:
-            self._trace.flush()
 
     @property
     def topic(self) -> str:
@@ -174,13 +171,13 @@ class DeadLetterConsumer:
     def _handle_all(self) -> None:
         """Claims the letters, and handles them as they come, until another process claims them."""
         try:
-            with self._topic.claimed(is_traced=self._trace is not None) as (bounds, settling):
+            with self._topic.claimed() as (bounds, settling):
                 self._tally.is_at_work = True
                 self._handle_claimed(bounds, settling)
         finally:
             self._tally.is_at_work = False
             self._tally.forget()
-            self._open.clear()
+            self._to_tell.forget()
 
     def _handle_claimed(self, bounds: OffsetRanges, settling: Settling) -> None:
         topic_id = settling.marks.topic_id
@@ -218,10 +215,9 @@ class DeadLetterConsumer:
             return
         why = None if isinstance(decision, Keep) else settling.take(letter, decision)
         self._tally.decide(letter.reason, decision, is_refused=why is not None)
-        if self._trace is not None:
-            took_s = time.monotonic() - began_s
-            is_handled = self._handler(letter) is not None
-            self._open.append((letter, decision, took_s if is_handled else None))
+        is_handled = self._handler(letter) is not None
+        took_s = time.monotonic() - began_s if is_handled else None
+        self._to_tell.add(letter, decision, took_s)
         settling.passed(letter)
         if time.monotonic() - self._committed_s >= _COMMIT_S:
             self._commit(settling)
@@ -233,19 +229,7 @@ class DeadLetterConsumer:
         refused = settling.settled.examples
         for place, why in refused:
             _LOG.error("%s of %s is kept: %s", place, self._topic.name, why)
-        if self._trace is not None and self._open:
-            whys = dict(refused)
-            decided = [
-                DecidedLetter(
-                    letter,
-                    _became(decision, settling.marks.state_of(letter.place)),
-                    whys.get(letter.place, ""),
-                    took_s,
-                )
-                for letter, decision, took_s in self._open
-            ]
-            self._open.clear()
-            self._trace.processed(DecidedLetters(self._topic.name, decided))
+        self._to_tell.tell(settling)
         refused.clear()
 
     def _handler(self, letter: Letter) -> LetterHandler | None:
@@ -292,12 +276,6 @@ def checked_decision(handler: Callable[..., object], decision: object) -> Decisi
     if isinstance(decision, Replay | Drop | Keep):
         return decision
     raise TypeError(f"{handler!r} returned {decision!r}: REPLAY, DROP or KEEP")
-
-
-def _became(decision: Decision, state: LetterState) -> str:
-    if isinstance(decision, Keep):
-        return "kept"
-    return "refused" if state is LetterState.WAITING else str(state.value)
 
 
 def _ends(bounds: OffsetRanges) -> dict[int, int]:

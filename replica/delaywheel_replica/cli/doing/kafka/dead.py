@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
-from typing import Protocol, Unpack
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 from confluent_kafka import KafkaException
 
@@ -36,6 +36,9 @@ from delaywheel_replica.cli.printing.tables import (
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.values import bytes_given, to_ms
 from delaywheel_replica.quantities import counted
+
+if TYPE_CHECKING:
+    from delaywheel.trace.reports import EventReports
 
 
 class LettersTopic(KafkaOptions):
@@ -178,7 +181,8 @@ def _settle(
     """Settles letters with `--execute`; without it, only says what it would do."""
     selection = _selection(said, places)
     progress = _Progress()
-    with _topic(said) as topic:
+    trace = said["server"].trace() if said["execute"] else None
+    with _topic(said, trace) as topic:
         if not said["execute"]:
             counts = LetterCounts()
             waiting = _counted(topic.letters(selection), counts, also_settled=False)
@@ -258,8 +262,8 @@ def _selection(said: SelectionOptions, places: Sequence[tuple[int, int]] = ()) -
 
 
 @contextmanager
-def _topic(said: LettersTopic) -> Iterator[DeadLetterTopic]:
-    """Returns the topic that the options name."""
+def _topic(said: LettersTopic, trace: EventReports | None = None) -> Iterator[DeadLetterTopic]:
+    """Returns the topic that the options name; what is done there is told to a trace."""
     access = kafka_access(said)
     cluster = said["cluster"] or access.cluster_id
     name, group = said["dead_topic"], said["halves_of"]
@@ -270,7 +274,7 @@ def _topic(said: LettersTopic) -> Iterator[DeadLetterTopic]:
     if not name:
         raise usage("say whose letters: --cluster ID, --dead-topic TOPIC, or --config FILE")
     try:
-        topic = DeadLetterTopic(name, access.client, timeout_s=said["timeout_s"])
+        topic = DeadLetterTopic(name, access.client, timeout_s=said["timeout_s"], trace=trace)
     except KafkaException as exception:
         raise settings_failure(exception) from exception
     with topic:

@@ -1,4 +1,4 @@
-"""What a consumer of letters tells its trace: what became of each, once that is committed."""
+"""What is told of letters: what became of each, once that is committed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from delaywheel.deadletters.letter import Letter
+from delaywheel.deadletters.marks import LetterState
+from delaywheel.deadletters.settling import Decision, Keep, Settling
 from delaywheel.record_headers import last_of
 from delaywheel.ways.roots import hashed_of
 from delaywheel.ways.values import id_in
@@ -13,6 +15,7 @@ from delaywheel.ways.values import id_in
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
     from delaywheel.trace.counts import Cell, CellKey
     from delaywheel.trace.options import TraceOptions
+    from delaywheel.trace.reports import EventReports
 
 
 class DecidedLetter(NamedTuple):
@@ -89,3 +92,55 @@ class DecidedLetters:
             ],
             "why": [one.why or one.letter.reason or None for one in decided],
         }, length_bytes + sum(map(len, filter(None, tags)))
+
+
+class LettersToTell:
+    """Letters of one topic that were decided, until it is known what became of them."""
+
+    def __init__(self, topic: str, trace: EventReports | None) -> None:
+        """Begins with none.
+
+        Args:
+            trace: Whom it tells; None: nobody, and nothing is kept.
+        """
+        self._topic: Final = topic
+        self._trace: Final = trace
+        self._open: Final[list[tuple[Letter, Decision, float | None]]] = []
+
+    def add(self, letter: Letter, decision: Decision, took_s: float | None) -> None:
+        """Notes what was decided about a letter."""
+        if self._trace is not None:
+            self._open.append((letter, decision, took_s))
+
+    def refused(self, letter: Letter, why: str) -> None:
+        """Tells of a letter that cannot be sent again."""
+        self._tell([DecidedLetter(letter, "refused", why, None)])
+
+    def forget(self) -> None:
+        """Tells nothing of those that are noted."""
+        self._open.clear()
+
+    def tell(self, settling: Settling, *, has_ended: bool = True) -> None:
+        """Tells what became of those that are noted.
+
+        Args:
+            settling: It knows what was committed, and why letters were refused, of some.
+            has_ended: Whether it is known of all of them; else of those that wait it is not.
+        """
+        refused, decided = dict(settling.settled.examples), list[DecidedLetter]()
+        for letter, decision, took_s in self._open:
+            became = _became(decision, settling.marks.state_of(letter.place))
+            if has_ended or became != "refused":
+                decided.append(DecidedLetter(letter, became, refused.get(letter.place, ""), took_s))
+        self._open.clear()
+        self._tell(decided)
+
+    def _tell(self, decided: Sequence[DecidedLetter]) -> None:
+        if self._trace is not None and decided:
+            self._trace.processed(DecidedLetters(self._topic, decided))
+
+
+def _became(decision: Decision, state: LetterState) -> str:
+    if isinstance(decision, Keep):
+        return "kept"
+    return "refused" if state is LetterState.WAITING else str(state.value)
