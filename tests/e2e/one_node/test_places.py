@@ -1,13 +1,18 @@
-"""`get` finds where a message lies in Kafka, for any leader and any age."""
+"""`get` finds where a message lies in Kafka, for any leader and any age; and retries that wait."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from delaywheel import Handle, KafkaPlace, MessageState, StoredMessage
+from delaywheel.consumer import RetryConsumer
+from delaywheel.testing.tracing import MemoryTrace
+from delaywheel.trace.options import TraceOptions
+from delaywheel.trace.reports import EventReports
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader, delete_topic
@@ -76,3 +81,26 @@ def test_a_dead_letter_is_found_with_its_reason(
     assert stored.place is not None
     assert stored.place.topic == KafkaNames(service.cluster_id).dead
     assert (stored.state, stored.dead_reason) == (MessageState.DEAD_LETTERED, "TOPIC_MISSING")
+
+
+def test_a_retry_that_waits_is_found_by_the_id_that_its_consumer_gave_it(
+    service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    told: list[dict[str, Any]] = []
+    options = TraceOptions()
+    of: dict[str, Any] = {"bootstrap": kafka.address, "cluster": service.cluster_id}
+    trace = EventReports(MemoryTrace(told, options), options)
+    with service.client() as client:
+        first = client.produce(topic, b"42", delay=timedelta(milliseconds=300))
+        with RetryConsumer(topic, group=topic, retry=("1h",), trace=trace, **of) as consumer:
+            for message in consumer:
+                with message:
+                    consumer.stop()
+                    raise ConnectionError("refused")
+        [retried] = [event for event in told if event["kind"] == "processed"]
+        assert (retried["id"], retried["status"]) == (first.id, "RETRIED")
+        due = datetime.fromtimestamp(retried["to_ms"] / 1000, UTC)
+        named: dict[str, Any] = {"topic": f"{topic}-retry-{topic}", "id": retried["next_id"]}
+        waiting = wait_until("it waits", lambda: client.get(**named, due=due))
+    assert (waiting.state, waiting.value) == (MessageState.PENDING, b"42")
+    assert waiting.accepted_at_ms < retried["to_ms"] == waiting.due_ms
