@@ -1,14 +1,15 @@
 """What reading costs a program: a RetryConsumer beside confluent-kafka's own consumer.
 
-    python -m local.costs.consumer_cost [--records N] [--calls N] [--only WORD]
+    python -m local.costs.consumer_cost [--records N] [--calls N] [--only WORD] [--rounds N]
 
 Records of 200 bytes lie in a topic of six partitions; the handlers do nothing. In turn they are
 read by confluent-kafka's `consume(1000)`, with a commit after each; by the loop of a RetryConsumer;
-by its batches of 1,000, as a whole and message by message; and by an AsyncRetryConsumer with 50
-handlers that each wait 10 ms (of fewer records: `--calls`), beside as many coroutines without any
-consumer. Each has a group of its own. Printed are records a second from the first record to the
-last commit, the program's CPU for each record, and both as ratios to confluent-kafka's own
-consumer in the same run.
+by its batches of 1,000, as a whole, told to a trace, and message by message; and by an
+AsyncRetryConsumer with 50 handlers that each wait 10 ms (of fewer records: `--calls`), beside as
+many coroutines without any consumer. Each has a group of its own. Printed are records a second from
+the first record to the last commit, the program's CPU for each record, and both as ratios to what
+was read first in the same round. CPU of a trace's thread counts; what it tells after the last
+commit does, too, as it is flushed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from local.loopback.kafka import KafkaBroker
+
+if TYPE_CHECKING:
+    from delaywheel.trace import Trace
 
 PARTITIONS: Final = 6
 LENGTH_BYTES: Final = 200
@@ -70,6 +74,11 @@ class Meter:
         return Cost(name, records, records / took_s, cpu_s / records * 1e6)
 
 
+def _group(name: str) -> str:
+    """Returns a group that has read nothing yet."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
 def fill(stand: Stand, records: int) -> None:
     """Makes the topic, and writes the records."""
     import confluent_kafka as kafka  # noqa: PLC0415 - not for `--help`
@@ -97,7 +106,7 @@ def with_confluent_kafka(stand: Stand, records: int) -> Cost:
     consumer = kafka.Consumer(
         {
             "bootstrap.servers": stand.address,
-            "group.id": f"{stand.topic}-plain",
+            "group.id": _group("plain"),
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
@@ -122,7 +131,7 @@ def with_loop(stand: Stand, records: int) -> Cost:
 
     meter, seen = Meter(), 0
     address, cluster, topic = stand
-    with RetryConsumer(topic, group="loop", bootstrap=address, cluster=cluster) as consumer:
+    with RetryConsumer(topic, group=_group("loop"), bootstrap=address, cluster=cluster) as consumer:
         for message in consumer:
             meter.begin()
             with message:
@@ -135,7 +144,15 @@ def with_loop(stand: Stand, records: int) -> Cost:
 
 def with_batches(stand: Stand, records: int) -> Cost:
     """Reads all records with batches of a RetryConsumer."""
-    return _batches(stand, records, message_by_message=False)
+    return _batches(stand, records)
+
+
+def with_traced_batches(stand: Stand, records: int) -> Cost:
+    """Reads all records with batches of a RetryConsumer that tells a trace."""
+    from delaywheel.trace import Trace  # noqa: PLC0415
+
+    with Trace({"bootstrap.servers": stand.address}, cluster=stand.cluster) as trace:
+        return _batches(stand, records, trace=trace)
 
 
 def with_batches_by_message(stand: Stand, records: int) -> Cost:
@@ -143,13 +160,16 @@ def with_batches_by_message(stand: Stand, records: int) -> Cost:
     return _batches(stand, records, message_by_message=True)
 
 
-def _batches(stand: Stand, records: int, *, message_by_message: bool) -> Cost:
+def _batches(
+    stand: Stand, records: int, *, message_by_message: bool = False, trace: Trace | None = None
+) -> Cost:
     from delaywheel.consumer import RetryConsumer  # noqa: PLC0415
 
     meter, seen = Meter(), 0
     address, cluster, topic = stand
-    group = f"batches-{message_by_message}"
-    with RetryConsumer(topic, group=group, bootstrap=address, cluster=cluster) as consumer:
+    with RetryConsumer(
+        topic, group=_group("batches"), bootstrap=address, cluster=cluster, trace=trace
+    ) as consumer:
         for batch in consumer.batches(BATCH):
             meter.begin()
             with batch:
@@ -161,6 +181,8 @@ def _batches(stand: Stand, records: int, *, message_by_message: bool) -> Cost:
                 break
         consumer.flush(PATIENCE_S)
         how = ", each message" if message_by_message else ""
+        if trace is not None:
+            how = ", traced" if trace.flush(PATIENCE_S) else ", traced, not all of it"
         return meter.end(f"RetryConsumer, batches({BATCH}){how}", records)
 
 
@@ -173,7 +195,7 @@ def with_asyncio(stand: Stand, records: int) -> Cost:
         address, cluster, topic = stand
         costs: list[Cost] = []
         async with AsyncRetryConsumer(
-            topic, group="asyncio", bootstrap=address, cluster=cluster
+            topic, group=_group("asyncio"), bootstrap=address, cluster=cluster
         ) as consumer:
 
             async def handle(_: ReceivedMessage) -> None:
@@ -223,6 +245,7 @@ WAYS: Final[tuple[Callable[[Stand, int], Cost], ...]] = (
     with_confluent_kafka,
     with_loop,
     with_batches,
+    with_traced_batches,
     with_batches_by_message,
     with_asyncio,
     with_asyncio_alone,
@@ -235,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", type=int, default=200_000, metavar="N")
     parser.add_argument("--calls", type=int, default=20_000, metavar="N", help="on the loop")
     parser.add_argument("--only", default="", metavar="WORD", help="runs whose name has it")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of all of it")
     parser.add_argument("--kafka", metavar="ADDRESS", help="a running one, instead of its own")
     parser.add_argument("--cluster", default="cost", metavar="ID", help="whose ingress is there")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each way")
@@ -244,29 +268,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _measure(given, given.kafka)
         return 0
     with KafkaBroker() as kafka:
-        _make_ingress(kafka.address, given.cluster)
         _measure(given, kafka.address)
     return 0
 
 
-def _make_ingress(address: str, cluster: str) -> None:
-    """Makes the topic that a node would make: a consumer needs it, though nothing goes there."""
+def _make_topics(address: str, cluster: str) -> None:
+    """Makes the topics that a node would make, or has made: of requests, and of the trace."""
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
     from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415
 
-    from delaywheel.ingress import ingress_topic  # noqa: PLC0415
+    from delaywheel.ingress import counts_topic, ingress_topic, trace_topic  # noqa: PLC0415
 
-    name = ingress_topic(cluster)
+    names = ingress_topic(cluster), trace_topic(cluster), counts_topic(cluster)
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(name, 1)])[name].result()
+    there = admin.list_topics(timeout=PATIENCE_S).topics
+    new = [NewTopic(name, 3) for name in names if name not in there]
+    for made in admin.create_topics(new).values() if new else ():
+        made.result()
 
 
 def _measure(given: argparse.Namespace, address: str) -> None:
+    _make_topics(address, given.cluster)
     name = f"consumer-cost-{uuid.uuid4().hex[:8]}"
     # Of a topic with more records than are handled, all would be fetched meanwhile.
     stands = {n: Stand(address, given.cluster, f"{name}-{n}") for n in (given.records, given.calls)}
     for count, stand in stands.items():
         fill(stand, count)
+    for _ in range(given.rounds):
+        _measure_round(given, stands)
+
+
+def _measure_round(given: argparse.Namespace, stands: Mapping[int, Stand]) -> None:
     plain: Cost | None = None
     for way in WAYS:
         if given.only not in way.__name__:
