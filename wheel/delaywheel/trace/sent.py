@@ -1,6 +1,6 @@
 """Columns of messages that were sent, from their final answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from delaywheel.errors import (
@@ -66,18 +66,16 @@ def sent_rows(
 
 def sent_cells(results: Sequence[Result]) -> dict[CellKey, Cell]:
     """Returns what messages that were sent together add to the counts."""
-    accepted: dict[str, list[Message]] = {}
     cells: dict[CellKey, Cell] = {}
-    for result in results:
+    accepted = [result.message for result in results if result.handle is not None]
+    for result in results if len(accepted) < len(results) else ():
         message, error = result.message, result.error
-        if result.handle is not None:
-            accepted.setdefault(message.topic, []).append(message)
-        else:
+        if result.handle is None:
             is_unknown = error is not None and not error.outcome_known
             cell = cells.setdefault(sent_key(message.topic, message.due_ms), Cell())
             cell.unknown += is_unknown
             cell.refused += not is_unknown
-    for topic, messages in accepted.items():
+    for topic, messages in _by_topic(accepted).items():
         dues_ms = [message.due_ms or 0 for message in messages]
         lengths = [len(one.key or b"") + len(one.value or b"") for one in messages]
         ids = [message.id for message in messages]
@@ -86,6 +84,16 @@ def sent_cells(results: Sequence[Result]) -> dict[CellKey, Cell]:
         ).items():
             cells.setdefault(key, Cell()).add(cell)
     return cells
+
+
+def _by_topic(messages: Sequence[Message]) -> Mapping[str, Sequence[Message]]:
+    topics = {message.topic for message in messages}
+    if len(topics) == 1:  # mostly
+        return dict.fromkeys(topics, messages)
+    found: dict[str, list[Message]] = {}
+    for message in messages:
+        found.setdefault(message.topic, []).append(message)
+    return found
 
 
 def tags_of(options: TraceOptions, messages: Sequence[Message]) -> tuple[list[bytes | None], int]:
