@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> bool:
     from local.showing.dead_letters import replay_one  # noqa: PLC0415 - not for `--help`
     from local.showing.halves import order_three  # noqa: PLC0415 - the same
     from local.showing.retries import retry_one  # noqa: PLC0415 - the same
+    from local.showing.ways import tracing  # noqa: PLC0415 - the same
 
     plain = options.plain or not sys.stdout.isatty()
     view: View = PlainView() if plain else LiveView()
@@ -79,19 +80,24 @@ def run(options: argparse.Namespace) -> bool:
             "cluster_id": CLUSTER_ID,
             "ledger_uri": str(folder / LEDGER),
             "ledger_seal_seconds": LEDGER_SEAL_SECONDS,
+            "trace": True,
         }
         sizes = {"nodes": options.nodes, "brokers": options.brokers}
         with view, staged(view, **sizes, settings=settings) as stage:
             ended = play(stage, options)
-            view.note("sending a message that has expired, and replaying its dead letter, twice")
-            replayed = replay_one(stage.cluster, CLUSTER_ID)
-            view.note("failing a record three times, which a consumer retries by Kafka alone")
-            retried = retry_one(stage.cluster, CLUSTER_ID)
-            view.note("ordering three times, each with a row in a database and a half message")
-            ordered = order_three(stage.cluster, CLUSTER_ID)
+            with tracing(stage.cluster) as told:  # not while lateness is measured
+                view.note("sending a message that is too late; replaying its dead letter, twice")
+                replayed = replay_one(stage.cluster, CLUSTER_ID)
+                view.note("failing a record three times, which a consumer retries by Kafka alone")
+                retried = retry_one(stage.cluster, CLUSTER_ID, told.trace)
+                view.note("ordering three times, each with a row in a database and a half message")
+                ordered = order_three(stage.cluster, CLUSTER_ID, told.trace)
+                view.note("asking delaywheel trace for the retried message, and for a half")
+                ways = told.way(retried.id, "done after"), told.way(ordered.checked, "answered")
             view.conclude(verdict_text(ended.verdict, ended.mirrors, replayed, retried, ordered))
             books = keep_books(stage, folder)
             view.conclude(books_text(books, ended.verdict))
+            view.conclude("\n".join(("", *ways)))
     is_kept = replayed.is_clean and retried.is_clean and ordered.is_clean
     return ended.is_clean and is_kept and books.is_clean(ended.verdict)
 

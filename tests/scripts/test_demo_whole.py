@@ -34,6 +34,13 @@ def test_everything_arrives_once_across_a_kill(
     assert "kill -9 of the leader, n" in reported
     assert "exactly once" in reported
     by_consumer, by_books = reported.split("exactly once")
+    _, retried, half = by_books.split("$ delaywheel trace ")
+    assert _steps(retried) == ["sent", *["forwarded", "processed"] * 4]
+    assert retried.count(" late, demo-retried") == 4
+    assert re.search(r"processed +done after .*attempt 4", retried)
+    told = [step for step in _steps(half) if step != "forwarded"]  # nobody traces who reads it
+    assert told == ["sent", "asked", "processed", "answered"]
+    assert re.search(r"processed +committed after .*attempt 1", half)
     assert re.search(r"dead letter, EXPIRED +1\nreplayed +1\n", by_consumer)
     assert re.search(r"again +0\narrived in its topic +1\n", by_consumer)
     waits = re.findall(r"retried after ([\d,]+) ms, came after +([\d,]+) ms\n", by_consumer)
@@ -51,3 +58,9 @@ def test_everything_arrives_once_across_a_kill(
     # A retry that two nodes took is two rows, and forwarded once.
     rows = summary.counts["forwarded"] + summary.counts["duplicates_dropped"]
     assert summary.counts["accepted"] == rows >= 2_000
+
+
+def _steps(way: str) -> list[str]:
+    """What lines of a way say has happened; what nodes have deleted by now may be missing."""
+    found = re.findall(r"^(?:[0-9:.]+Z| +)  ([a-z]+) ", way, re.MULTILINE)
+    return [step for step in found if step != "accepted"]

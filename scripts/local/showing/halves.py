@@ -12,6 +12,7 @@ from typing import NamedTuple
 from delaywheel import Client
 from delaywheel.consumer import AskedHalf, HalfChecker
 from delaywheel.deadletters.reading import TopicReader
+from delaywheel.trace import Trace
 from delaywheel.transactions import Barrier, HalfVerdict
 from local.loopback.cluster import ClusterError, LocalCluster
 
@@ -29,11 +30,13 @@ class Ordered(NamedTuple):
         orders: How many are in the database.
         arrived: The messages that arrived.
         verdict: What the check said of the one whose sender was not heard of again.
+        checked: The id of that.
     """
 
     orders: int
     arrived: tuple[bytes, ...]
     verdict: str
+    checked: bytes
 
     @property
     def is_clean(self) -> bool:
@@ -46,8 +49,8 @@ class Ordered(NamedTuple):
 class _Shop(HalfChecker):
     """Checks, and notes what it said."""
 
-    def __init__(self, folder: Path, kafka: str, cluster_id: str) -> None:
-        super().__init__(group=GROUP, bootstrap=kafka, cluster=cluster_id)
+    def __init__(self, folder: Path, kafka: str, cluster_id: str, trace: Trace) -> None:
+        super().__init__(group=GROUP, bootstrap=kafka, cluster=cluster_id, trace=trace)
         self._path = folder / "shop.db"
         self.said = threading.Event()
         self.verdict = ""
@@ -64,14 +67,14 @@ class _Shop(HalfChecker):
         return closing(sqlite3.connect(self._path))
 
 
-def order_three(cluster: LocalCluster, cluster_id: str) -> Ordered:
+def order_three(cluster: LocalCluster, cluster_id: str, trace: Trace) -> Ordered:
     """Orders three times; of the last one the sender does not say that it has committed."""
     cluster.create_topic(TOPIC, 1)
-    shop = _Shop(cluster.folder, cluster.kafka, cluster_id)
+    shop = _Shop(cluster.folder, cluster.kafka, cluster_id, trace)
     with (
         shop,
         shop.database() as db,
-        Client(cluster.nodes[0].address, timeout=WITHIN_S) as client,
+        Client(cluster.nodes[0].address, timeout=WITHIN_S, trace=trace) as client,
     ):
         checking = threading.Thread(target=shop.run, name="checking", daemon=True)
         checking.start()
@@ -98,7 +101,7 @@ def order_three(cluster: LocalCluster, cluster_id: str) -> Ordered:
         arrived = _arrived(cluster, orders)
         shop.stop()
         checking.join(WITHIN_S)
-    return Ordered(orders, arrived, shop.verdict)
+    return Ordered(orders, arrived, shop.verdict, half.id)
 
 
 def _arrived(cluster: LocalCluster, orders: int) -> tuple[bytes, ...]:

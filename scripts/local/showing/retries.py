@@ -7,9 +7,9 @@ import time
 from itertools import pairwise
 from typing import NamedTuple
 
-from confluent_kafka import Producer
-
+from delaywheel import Client
 from delaywheel.consumer import RetryConsumer
+from delaywheel.trace import Trace
 from local.loopback.cluster import ClusterError, LocalCluster
 
 TOPIC = "demo-retried"
@@ -22,11 +22,13 @@ class Retried(NamedTuple):
     """The fate of one record that fails as often as it may be retried, less once.
 
     Attributes:
+        id: Of the message that it came as.
         delays_ms: After which it was to come again.
         waited_ms: Between one attempt and the next.
         done: Records that ended as done, after that.
     """
 
+    id: bytes
     delays_ms: tuple[int, ...]
     waited_ms: tuple[int, ...]
     done: int
@@ -38,12 +40,11 @@ class Retried(NamedTuple):
         return self.done == 1 and all(by_ms >= due_ms for by_ms, due_ms in waited)
 
 
-def retry_one(cluster: LocalCluster, cluster_id: str) -> Retried:
-    """Sends a record through Kafka alone, to a consumer that fails until its last attempt."""
+def retry_one(cluster: LocalCluster, cluster_id: str, trace: Trace) -> Retried:
+    """Sends a message to a consumer that fails until its last attempt, and knows Kafka alone."""
     cluster.create_topic(TOPIC, 1)
-    producer = Producer({"bootstrap.servers": cluster.kafka})
-    producer.produce(TOPIC, b"again")
-    producer.flush(WITHIN_S)
+    with Client(cluster.nodes[0].address, timeout=WITHIN_S, trace=trace) as client:
+        handle = client.produce(TOPIC, b"again", key=b"42", delay="500ms")
     attempts: list[float] = []
     with RetryConsumer(
         TOPIC,
@@ -51,6 +52,7 @@ def retry_one(cluster: LocalCluster, cluster_id: str) -> Retried:
         bootstrap=cluster.kafka,
         cluster=cluster_id,
         retry=[f"{delay_ms}ms" for delay_ms in DELAYS_MS],
+        trace=trace,
     ) as consumer:
         late = threading.Timer(WITHIN_S, consumer.stop)
         late.daemon = True  # an interrupt does not wait for it
@@ -68,4 +70,4 @@ def retry_one(cluster: LocalCluster, cluster_id: str) -> Retried:
             f"{len(attempts)} attempts within {WITHIN_S:.0f} s; see {cluster.folder}/*.log"
         )
     waited_ms = tuple(round((after - before) * 1000) for before, after in pairwise(attempts))
-    return Retried(DELAYS_MS, waited_ms, done)
+    return Retried(handle.id, DELAYS_MS, waited_ms, done)

@@ -1,0 +1,69 @@
+"""Demonstrates where messages were: whole ways, as `delaywheel trace` shows them to a user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from delaywheel.trace import Trace
+from local.loopback.cluster import ClusterError, LocalCluster
+from local.loopback.indexing import IndexJob
+
+WITHIN_S: Final = 300.0
+"""Only bounds a hang: Spark starts meanwhile, and the index has a file each five seconds."""
+_PAUSE_S: Final = 1.0
+
+
+class Tracing:
+    """What the demo's programs tell of messages, and the index that a job makes of it.
+
+    Attributes:
+        trace: For clients and consumers.
+    """
+
+    def __init__(self, cluster: LocalCluster, trace: Trace, job: IndexJob) -> None:
+        self.trace = trace
+        self._cluster = cluster
+        self._job = job
+
+    def way(self, id_: bytes, last: str) -> str:
+        """Returns what `delaywheel trace` prints of a message, once its way has come to an end.
+
+        Args:
+            id_: Of the message.
+            last: How the way's last step begins.
+
+        Raises:
+            ClusterError: It does not come to that.
+        """
+        self.trace.flush()
+        command = ["trace", id_.hex(), "--index", str(self._job.index)]
+        command += ["--server", self._cluster.nodes[0].address]
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            asked = [sys.executable, "-m", "delaywheel_replica.cli.app", *command]
+            shown = subprocess.run(asked, capture_output=True, text=True, check=False)
+            if last in shown.stdout:
+                return f"$ delaywheel {' '.join(command[:2])}\n{shown.stdout}"
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"a way has not come to {last!r} within {WITHIN_S:.0f} s; see {self._job.log}, "
+                    f"and what delaywheel trace says:\n{shown.stdout}{shown.stderr}"
+                )
+            self._cluster.watch()
+            self._job.watch()
+            time.sleep(_PAUSE_S)
+
+
+@contextmanager
+def tracing(cluster: LocalCluster) -> Iterator[Tracing]:
+    """Has an index kept of what a trace tells, for a while."""
+    with (
+        IndexJob(cluster.nodes[0].config, cluster.folder) as job,
+        Trace({"bootstrap.servers": cluster.kafka, "client.id": "demo"}) as trace,
+    ):
+        yield Tracing(cluster, trace, job)
