@@ -48,8 +48,10 @@ _TAKEN: Final = {"ACCEPTED", "WRITTEN", "UNKNOWN"}
 _OUTCOMES_LATER_MS: Final = 60_000
 """An index has the outcomes of a due if it has events that are so much later."""
 _LAST_MS: Final = 1 << 62
-_OVER: Final = {"DELIVERED", "DONE", "CANCELLED", "RESCHEDULED", "ROLLED_BACK", "DEAD_LETTERED"}
-"""How a message is now that has come to an end: an event that says more replaces it."""
+_OVER: Final = {
+    *("DELIVERED", "DONE", "CANCELLED", "RESCHEDULED", "ROLLED_BACK", "DEAD_LETTERED", "ASKED")
+}
+"""How a message is now that has come to an end, or a half: an event that says more replaces it."""
 
 
 class MessageName(NamedTuple):
@@ -305,11 +307,12 @@ def _forwarded(name: MessageName, steps: Sequence[Step], known: Known) -> Iterat
         for step in steps
         if step.kind == "accepted" or (step.kind == "sent" and step.told.get("status") in _TAKEN)
     ]
-    if name.due_ms is None or not taken:
+    read = [step.told for step in steps if "forwarded_ms" in step.told]
+    if name.due_ms is None or not (taken or read):
         return
     follows = {"kind": FORWARDED, "due_ms": name.due_ms, "id": name.id, "cluster": name.cluster}
     topic = next((told["topic"] for told in taken if "topic" in told), None)
-    found = [
+    found = read or [
         step.told
         for step in steps
         if (step.kind == "processed" and step.told.get("topic") == topic)
@@ -318,11 +321,10 @@ def _forwarded(name: MessageName, steps: Sequence[Step], known: Known) -> Iterat
     if found:
         told = next((one for one in found if "offset" in one), found[0])
         place = {key: told[key] for key in ("topic", "partition", "offset") if key in told}
-        times_ms = [one["forwarded_ms"] for one in found if "forwarded_ms" in one]
-        if not times_ms:
+        if not read:
             yield Step({**follows, **place}, None, None, 3)
             return
-        time_ms = min(times_ms)
+        time_ms = min(one["forwarded_ms"] for one in read)
         if not any(step.told.get("status") == _COMMITTED for step in steps):
             place["late_ms"] = time_ms - name.due_ms
         yield Step({**follows, **place, "time_ms": time_ms}, time_ms, time_ms + 1, 3)

@@ -135,6 +135,14 @@ def test_a_record_that_is_older_than_its_acceptance_shows_a_wrong_clock() -> Non
     assert way.clocks == (5, "n", "the leader")
 
 
+def test_what_was_in_no_wheel_was_forwarded_all_the_same() -> None:
+    way = only_way([event("processed", NOW_MS + 40, forwarded_ms=NOW_MS + 3)])
+    assert [step.kind for step in way.steps] == [FORWARDED, "processed"]
+    assert [step.kind for step in only_way([event("processed", NOW_MS + 40)]).steps] == [
+        "processed"
+    ]
+
+
 def test_a_half_is_not_late_for_the_end_of_its_hold() -> None:
     commit = event("changed", NOW_MS - 500, what="COMMIT", status="COMMITTED")
     read = event("processed", NOW_MS - 400, forwarded_ms=NOW_MS - 450)
