@@ -6,6 +6,10 @@
 | Kafka is away, or a topic is not there yet; the index cannot be written | it waits, and says so |
 | it is killed | the batch that was planned is written again, with the same name |
 | Spark fails otherwise | it ends: whoever supervises it starts it again |
+
+What of Kafka the connector does not notice, or says in its own words, Kafka is asked for: before
+the query starts, before a batch counts, and after a failure. The topics' ids are those with which
+the checkpoint began.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delaywheel.ingress import trace_topic
@@ -40,7 +44,6 @@ from delaywheel_trace.job.command import IndexOptions
 from delaywheel_trace.job.health import IndexHealth, serving
 from delaywheel_trace.job.keeping import IndexKeeper
 from delaywheel_trace.job.lock import only_job
-from delaywheel_trace.job.stream import OUTCOMES_LIMITS, SETTINGS, TRACE_LIMITS, start
 
 STOPPED, COULD_NOT_GO_ON = 0, 2
 _LOOK_S: Final = 1
@@ -54,6 +57,38 @@ _JAVA: Final = (
 _PASSING: Final = {Reason.BROKER_AWAY, Reason.TOPIC_GONE}
 _NO_QUERY: Final = "0" * QUERY_DIGITS
 _FULL = ("No space left", "Disk quota exceeded", "Read-only file system", "Input/output error")
+_TRIGGER: Final = "5 seconds"
+_OPTIONS: Final = {
+    "failOnDataLoss": "true",
+    "fetchOffset.numRetries": "1",  # each waits for as long
+    "kafka.client.id": "delaywheel-trace-index",
+    "kafka.isolation.level": "read_committed",
+    # After each poll the connector asks for the partition's begin and end: one poll is to take all
+    # of a fetch, not 500 records of it.
+    "kafka.max.poll.records": "20000",
+    "kafka.max.partition.fetch.bytes": str(1 << 20),
+    "kafka.fetch.max.bytes": str(8 << 20),
+}
+_TRACE_LIMITS: Final = {"maxOffsetsPerTrigger": "10000", "maxRecordsPerPartition": "200"}
+"""A record may have 512 KiB, and the records of a task are in memory together."""
+_OUTCOMES_LIMITS: Final = {"maxOffsetsPerTrigger": "100000", "maxRecordsPerPartition": "20000"}
+_COLUMNS: Final = ("topic", "partition", "offset", "unix_millis(timestamp) AS time_ms", "value")
+_SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "false",
+    # To generate and compile code costs more than to interpret it for a few hundred records.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "10",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    # What a user interface would show is kept without one, too.
+    "spark.ui.retainedJobs": "5",
+    "spark.ui.retainedStages": "5",
+    "spark.ui.retainedTasks": "20",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.eventLog.enabled": "false",
+}
 
 
 def main(options: IndexOptions) -> int:
@@ -94,7 +129,7 @@ def run(options: IndexOptions, ended: threading.Event, spark: SparkSession | Non
         job.prepare()
         master = options.master or "local[2]"
         with spark_session(
-            "trace-index", SETTINGS, master=master, memory=options.memory, java=_JAVA
+            "trace-index", _SETTINGS, master=master, memory=options.memory, java=_JAVA
         ) as own:
             job.run(own)
 
@@ -127,8 +162,8 @@ class IndexJob:
             self._folder, ledger, self._cluster, options.keep_ms, self.health
         )
         self._limits: Mapping[str, Mapping[str, str]] = {
-            trace_topic(self._cluster): TRACE_LIMITS,
-            KafkaNames(self._cluster).outcomes: OUTCOMES_LIMITS,
+            trace_topic(self._cluster): _TRACE_LIMITS,
+            KafkaNames(self._cluster).outcomes: _OUTCOMES_LIMITS,
         }
 
     def prepare(self) -> None:
@@ -214,7 +249,7 @@ class IndexJob:
         )
         running = None
         try:
-            running = start(
+            running = _start(
                 spark, self._client, self._limits, self._starts, self._checkpoint.uri, write
             )
             self._follow(running)
@@ -266,6 +301,43 @@ class IndexJob:
             raise error
         lines = text.strip().splitlines() or [type(error).__name__]
         raise CouldNotRun("SPARK_FAILED", lines[0])
+
+
+def _start(
+    spark: SparkSession,
+    client: ClientSettings,
+    limits: Mapping[str, Mapping[str, str]],
+    starts: Offsets | None,
+    checkpoint: str,
+    write: Callable[[DataFrame, int], None],
+) -> StreamingQuery:
+    """Starts the query, from where its checkpoint is.
+
+    Args:
+        spark: The session.
+        client: How Kafka is reached.
+        limits: The topics, each with how much is taken at once.
+        starts: Where a new checkpoint begins; None: at the topics' beginning.
+        checkpoint: Where it is.
+        write: Called with each batch.
+
+    Raises:
+        KafkaSourceError: CLIENT_REFUSED.
+    """
+    timeout_ms = str(int(client.timeout_s * 1000))
+    reached = {f"kafka.{name}": value for name, value in client.java().items()}
+    reached |= {"kafka.default.api.timeout.ms": timeout_ms, "kafka.request.timeout.ms": timeout_ms}
+    records: DataFrame | None = None
+    for topic, of_topic in limits.items():
+        begin = "earliest" if starts is None else json.dumps({topic: starts[topic]})
+        options: dict[str, Any] = {**_OPTIONS, **reached, **of_topic}
+        reader = spark.readStream.format("kafka").options(**options)
+        some = reader.option("subscribe", topic).option("startingOffsets", begin).load()
+        some = some.selectExpr(*_COLUMNS)
+        records = some if records is None else records.unionAll(some)
+    assert records is not None
+    writer = records.writeStream.queryName("trace-index").foreachBatch(write)
+    return writer.option("checkpointLocation", checkpoint).trigger(processingTime=_TRIGGER).start()
 
 
 def _is_behind(source: Mapping[str, Any]) -> bool:

@@ -7,96 +7,25 @@ import json
 import shutil
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from delaywheel.ingress import trace_topic
-from delaywheel.trace.batch import BatchHead, Rows, encode
 from delaywheel_audit.kafka import plan
 from delaywheel_audit.kafka.errors import KafkaSourceError
-from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_trace.index.folder import IndexFolder
-from delaywheel_trace.index.layout import Layout
-from delaywheel_trace.job import batches, job, stream
-from delaywheel_trace.job.command import IndexOptions
+from delaywheel_trace.job import batches, job
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, delete_topic
+from support.kafka.told import Told
 
 pytestmark = pytest.mark.kafka
-
-DAY_MS = 86_400_000
-
-
-class Told:
-    """A reporter, its topics, and the index that a job makes of them."""
-
-    def __init__(self, kafka: KafkaBroker, cluster: str, folder: Path) -> None:
-        self.kafka = kafka
-        self.cluster = cluster
-        self.index = folder / "an index [1]"
-        self.folder = IndexFolder(str(self.index))
-        self.topics = trace_topic(cluster), KafkaNames(cluster).outcomes
-        self.make_topics()
-        self.settings = folder / "node.toml"
-        self.settings.write_text(
-            f'cluster_id = "{cluster}"\nnode_id = "n1"\ndata_dir = "{folder / "data"}"\n'
-            f'ledger_uri = "{folder / "ledger"}"\ntrace = true\n'
-            f'[kafka]\n"bootstrap.servers" = "{kafka.address}"\n'
-        )
-        self.reporter = uuid.uuid4().hex
-        self.number = 0
-
-    def make_topics(self) -> None:
-        create_topic(self.kafka.address, self.topics[0], partitions=3)
-        create_topic(self.kafka.address, self.topics[1])
-
-    def send(self, topic: int, *values: bytes) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.address})
-        for value in values:
-            producer.produce(self.topics[topic], value)
-        assert producer.flush(60) == 0
-
-    def tell(self, rows: int, *, times: int = 1) -> None:
-        """Tells a batch, as often as Kafka is to have it."""
-        self.number += 1
-        head = BatchHead(
-            kind="sent",
-            cluster=self.cluster,
-            reporter=self.reporter,
-            number=self.number,
-            client="web",
-            host="h",
-            ip=None,
-            release="0.1.0",
-            share=1.0,
-            dropped=0,
-        )
-        now_ms = int(time.time() * 1000)
-        events: Rows = {"id": [uuid.uuid4().bytes for _ in range(rows)], "time_ms": [now_ms] * rows}
-        self.send(0, *[encode(head, events)] * times)
-
-    def options(self, **more: Any) -> IndexOptions:
-        given: dict[str, Any] = {"keep_ms": 7 * DAY_MS, **more}
-        return IndexOptions(settings=self.settings, index=str(self.index), **given)
-
-    def layout(self) -> Layout:
-        return self.folder.listing()
-
-    def events(self) -> list[dict[str, Any]]:
-        """What a reader of all that counts sees."""
-        paths = [self.folder.full(file.path) for file in self.layout().counting]
-        tables = [pq.read_table(path) for path in paths]
-        return pa.concat_tables(tables).to_pylist() if tables else []
 
 
 @pytest.fixture
@@ -106,7 +35,7 @@ def told(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Told:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_TRIGGER", "100 milliseconds")
+    monkeypatch.setattr(job, "_TRIGGER", "100 milliseconds")
 
 
 @contextmanager
@@ -180,7 +109,7 @@ def test_each_event_is_there_once_whatever_fails_between_its_steps(
         assert len(told.events()) == 3 * (told.number - (moment == "before"))
         with running(told, spark) as failures:
             wait_for(lambda: len(told.events()) == 3 * told.number, failures)
-    assert identities(told) == {(told.reporter, n, row) for n in range(1, 5) for row in range(3)}
+    assert told.identities() == {(told.reporter, n, row) for n in range(1, 5) for row in range(3)}
 
 
 def test_a_lost_checkpoint_has_everything_read_again_and_nothing_overwritten(
@@ -193,7 +122,7 @@ def test_a_lost_checkpoint_has_everything_read_again_and_nothing_overwritten(
     shutil.rmtree(told.index / "checkpoint")
     told.tell(2)
     with running(told, spark) as failures:
-        wait_for(lambda: len(identities(told)) == 5 and len(told.events()) == 8, failures)
+        wait_for(lambda: len(told.identities()) == 5 and len(told.events()) == 8, failures)
     assert before < {file.path for file in told.layout().counting}
 
 
@@ -279,7 +208,3 @@ def test_a_full_disk_is_waited_for(
         assert told.events() == []
         is_full.clear()
         wait_for(lambda: len(told.events()) == 3, failures)
-
-
-def identities(told: Told) -> set[tuple[str, int, int]]:
-    return {(e["reporter"], e["number"], e["row"]) for e in told.events()}
