@@ -160,6 +160,7 @@ class AskPlace:
         is_named_by_cancel: It may have been cancelled instead: look among the outcomes too.
         is_asked_half: Its group is asked, or was: look for the answer too.
         early_ms: How long before its due it may have been done: a half message is at its commit.
+        sharer: Whose turn it is: a number that tells principals apart; 0: nobody has a name.
     """
 
     question: int
@@ -171,6 +172,7 @@ class AskPlace:
     is_named_by_cancel: bool = False
     is_asked_half: bool = False
     early_ms: int = 0
+    sharer: int = 0
 
 
 class LinkPlace(NamedTuple):

@@ -1,1 +1,1 @@
-"""What every process of a node needs: logs, descriptors, the pipe to the supervisor."""
+"""What every process of a node needs: logs, descriptors, turns, the pipe to the supervisor."""

@@ -163,7 +163,7 @@ class DelayWheelService:
             if answered is not None:
                 message.state, message.dead_reason = answered.state, answered.dead_reason
         if is_doubtful and message.state == pb.MESSAGE_STATE_DONE:
-            ended = await self._places.ended(message)
+            ended = await self._places.ended(message, context.caller.principal)
             is_half = any(header.name == HALF_GROUP for header in message.headers)
             if is_half and ended == pb.MESSAGE_STATE_CANCELLED:
                 ended = pb.MESSAGE_STATE_ROLLED_BACK
@@ -198,12 +198,14 @@ class DelayWheelService:
     ) -> pb.ListSlotsResponse:
         """See the protocol."""
         _count_question(request, context)
-        return await self._fan_out.list_slots(request, context.left_s)
+        return await self._fan_out.list_slots(
+            request, context.left_s, context.caller.principal or ""
+        )
 
     async def GetSlot(self, request: pb.GetSlotRequest, context: CallContext) -> pb.GetSlotResponse:
         """See the protocol."""
         _count_question(request, context)
-        answer = await self._queries.get_slot(request)
+        answer = await self._queries.get_slot(request, context.caller.principal)
         if context.caller.rights.may_everywhere(Right.READ):
             return answer
         shown = shown_to(context.caller, answer.messages)
@@ -215,8 +217,8 @@ class DelayWheelService:
         """See the protocol."""
         if request.details or request.all_members:
             refuse_details(context.caller, (Right.INSPECT, Right.OPERATE))
-        answer = await self._fan_out.describe(request, context.left_s)
         caller = context.caller
+        answer = await self._fan_out.describe(request, context.left_s, caller.principal or "")
         if caller.how == "token" and not caller.has_certificate and self._fan_out.has_token_port:
             self._fan_out.name_token_ports(answer)
         return answer

@@ -207,6 +207,44 @@ def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
     assert told == dict.fromkeys(range(199), True)
 
 
+def test_who_asks_for_records_far_apart_waits_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 of them, two seconds each, were before everybody's single one."""
+    searches: list[list[int]] = []
+    begun, goes_on, found = threading.Event(), threading.Event(), list[PlaceFound]()
+
+    class Slow(places._Search):
+        def run(self, _: object) -> None:
+            searches.append([*self._open])
+            begun.set()
+            assert goes_on.wait(60)
+
+    def finds(each: PlaceFound) -> bool:
+        found.append(each)
+        return True
+
+    monkeypatch.setattr(places, "_Search", Slow)
+    monkeypatch.setattr(places, "Consumer", lambda *_, **__: SimpleNamespace(unassign=bool))
+    monkeypatch.setattr(places, "ANSWER_S", 600.0)
+    finder = PlaceFinder(KafkaSettings(NAMES, {}), send=finds, on_found=lambda: None)
+    threading.Thread(target=finder.run, daemon=True).start()
+    for number in range(1, 33):
+        apart_ms = 2 * places.TOGETHER_MS * number
+        finder.ask(AskPlace(number, LETTER, DUE_MS - apart_ms, "orders", sharer=1))
+    assert begun.wait(60)
+    for number in (98, 99):
+        finder.ask(AskPlace(number, LETTER, DUE_MS, "orders", sharer=2))
+    finder.ask(AskPlace(100, LETTER, DUE_MS, "orders", sharer=3))
+    goes_on.set()
+
+    def are_all_told() -> bool:
+        finder.report()
+        return len(found) == 35
+
+    wait_until("all are told", are_all_told)
+    assert searches[:3] == [[1], [98, 99], [100]]
+    assert [number for search in searches for number in search if number < 33] == [*range(1, 33)]
+
+
 RECORD = {"dw-id": LETTER.hex().encode(), "dw-due": b"%d" % DUE_MS}
 COPY_DIED = RECORD | {"dw-dead-topic": b"mine"}
 COPY_ASKED = RECORD | {"dw-half-topic": b"mine"}

@@ -63,9 +63,9 @@ def queries(tmp_path: Path) -> Iterator[Queries]:
     made.close()
 
 
-def asking_of(queries: Queries) -> FanOut:
+def asking_of(queries: Queries, others: object = None) -> FanOut:
     unused: Any = None
-    nobody: Any = NobodyElse()
+    nobody: Any = others or NobodyElse()
     view = node_view(server_status)
     return FanOut(
         unused, view, nobody, queries, unused, address=lambda: "a:1", refusal=lambda: None
@@ -206,3 +206,28 @@ async def test_the_disk_is_looked_at_once_for_all_who_ask(
     asking._forget_details()
     await asking.describe(request, None)
     assert len(held.was_released) == 2
+
+
+async def test_who_has_others_asked_for_much_waits_for_itself(queries: Queries) -> None:
+    """A hundred of one principal were before anybody's single one, while a node was silent."""
+    goes_on, begun = asyncio.Semaphore(0), list[str]()
+
+    class Slow:
+        async def ask_all(self, ask: object, *, within_s: float) -> Others:
+            del ask, within_s
+            task = asyncio.current_task()
+            assert task is not None
+            begun.append(task.get_name())
+            await goes_on.acquire()
+            return {}
+
+    asking, request = asking_of(queries, Slow()), pb.ListSlotsRequest(all_members=True)
+    asked = [
+        asyncio.create_task(asking.list_slots(request, None, sharer), name=sharer)
+        for sharer in ("many",) * 20 + ("one",)
+    ]
+    await asyncio.sleep(0)
+    for _ in asked:
+        goes_on.release()
+    await asyncio.wait_for(asyncio.gather(*asked), 30)
+    assert begun.index("one") == module._ASKS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from threading import Event
 
-from delaywheel_replica.server.node.turns import Turns
+from delaywheel_replica.server.node.turns import Turns, TurnsAtOnce
 
 
 async def test_who_asks_for_much_waits_for_itself() -> None:
@@ -23,7 +23,7 @@ async def test_who_asks_for_much_waits_for_itself() -> None:
     finally:
         goes_on.set()
         turns.close()
-    assert "".join(done) in {"abcbaa", "bcabaa"}
+    assert "".join(done) == "bcabaa"
 
 
 async def test_what_fails_fails_for_who_asked() -> None:
@@ -35,3 +35,39 @@ async def test_what_fails_fails_for_who_asked() -> None:
         assert isinstance(failed.exception(), ZeroDivisionError)
     finally:
         turns.close()
+
+
+async def test_who_asks_for_much_at_once_waits_for_itself() -> None:
+    turns, done, holding = TurnsAtOnce(2), list[str](), asyncio.Semaphore(0)
+
+    async def work(sharer: str) -> None:
+        async with turns.turn(sharer):
+            done.append(sharer)
+            await holding.acquire()
+
+    asked = [asyncio.create_task(work(sharer)) for sharer in "aaaaaa"]
+    await asyncio.sleep(0)
+    asked += [asyncio.create_task(work(sharer)) for sharer in "bc"]
+    await asyncio.sleep(0)
+    assert done == ["a", "a"]
+    asked[2].cancel()  # who leaves has no turn
+    asked[0].cancel()  # and whose turn it is, ends it
+    for _ in asked:
+        holding.release()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert "".join(done) == "aabcaaa"
+
+
+async def test_a_turn_goes_on_to_the_next_if_its_caller_has_just_left() -> None:
+    turns = TurnsAtOnce(1)
+
+    async def work() -> str:
+        async with turns.turn("a"):
+            return "done"
+
+    async with turns.turn("a"):
+        left, next_one = asyncio.create_task(work()), asyncio.create_task(work())
+        await asyncio.sleep(0)
+    left.cancel()  # it was told that it is its turn, and has not run since
+    assert await next_one == "done"
+    assert await work() == "done"

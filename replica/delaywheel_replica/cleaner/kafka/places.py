@@ -21,11 +21,12 @@ its caller set: a search begins at that time.
 
 A half message may have its end at its commit, so its due counts as the longest hold earlier.
 
-All that are asked for while a search runs are the next one, if their records begin within
+All that one principal asks for while a search runs are its next one, if their records begin within
 `TOGETHER_MS`: each topic is read once for them. When a leader was killed hundreds of cancels are
-asked about at once, and a search for each found a few in a second. All searches have one client,
-which fetches nothing between them; after `IDLE_S` without a search, or one that failed, it is
-closed.
+asked about at once, and a search for each found a few in a second. Principals have turns, a search
+each: whoever asks for records that lie far apart, or behind many others, waits for itself. All
+searches have one client, which fetches nothing between them; after `IDLE_S` without a search, or
+one that failed, it is closed.
 
 Of several answers the last counts. UNDECIDED is told only by a search that came to the end of the
 outcomes: whoever was undecided may have been asked again, and have answered. A partition that
@@ -55,6 +56,7 @@ from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.process.round_robin import RoundRobin
 
 SEARCH_S = 2.0
 ANSWER_S = 4.0
@@ -114,12 +116,11 @@ class PlaceFinder:
 
     def run(self) -> None:
         """Searches for as long as the process lives."""
-        waiting: list[_Asked] = []
+        waiting = RoundRobin[_Asked]()
         while True:
-            waiting += self._take_asked(wait=not waiting)
-            first_ms = waiting[0].since_ms
-            together = [each for each in waiting if abs(each.since_ms - first_ms) <= TOGETHER_MS]
-            waiting = [each for each in waiting if each not in together]
+            for each in self._take_asked(wait=not waiting):
+                waiting.add(each.asked.sharer, each)
+            together = _next_together(waiting)
             now_s = time.monotonic()
             search = _Search(
                 self._settings, [each.asked for each in together if each.until_s > now_s]
@@ -166,6 +167,16 @@ class PlaceFinder:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
+
+
+def _next_together(waiting: RoundRobin[_Asked]) -> list[_Asked]:
+    """Takes out what one search looks for: of one sharer, and of one time."""
+    first = waiting.take()
+    others = waiting.of(first.asked.sharer)
+    near = [each for each in others if abs(each.since_ms - first.since_ms) <= TOGETHER_MS]
+    for each in near:
+        waiting.discard(first.asked.sharer, each)
+    return [first, *near]
 
 
 class _Asked(NamedTuple):

@@ -13,6 +13,7 @@ from delaywheel_replica.server.lookup.queries import Queries, slots_at_most
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.node.turns import TurnsAtOnce
 
 _ANSWER_S: Final = 2.0
 # How much of the time that a caller waits is for the others' answers: ours must still arrive.
@@ -55,7 +56,7 @@ class FanOut:
         self._refusal = refusal
         # The details that were read last, or are being read; None: they are too old.
         self._details_made: asyncio.Future[pb.DescribeClusterResponse] | None = None
-        self._asks = asyncio.Semaphore(_ASKS)
+        self._asks = TurnsAtOnce(_ASKS)
 
     @property
     def node(self) -> str:
@@ -78,18 +79,19 @@ class FanOut:
                 member.address = "" if peer is None else peer.token_address
 
     async def describe(
-        self, request: pb.DescribeClusterRequest, remaining_s: float | None
+        self, request: pb.DescribeClusterRequest, remaining_s: float | None, sharer: str = ""
     ) -> pb.DescribeClusterResponse:
         """Describes the cluster.
 
         Args:
             request: With or without details, of one node or all.
             remaining_s: How long the caller waits; None: as long as it takes.
+            sharer: Whose turn it is.
         """
         if not request.all_members:
             return await self._described(details=request.details)
         question = pb.DescribeClusterRequest(details=True)
-        async with self._asks:
+        async with self._asks.turn(sharer):
             own, others = await asyncio.gather(
                 self._described(details=True),
                 self._other_nodes.ask_all(
@@ -100,27 +102,28 @@ class FanOut:
         return joined(own, others)
 
     async def list_slots(
-        self, request: pb.ListSlotsRequest, remaining_s: float | None
+        self, request: pb.ListSlotsRequest, remaining_s: float | None, sharer: str = ""
     ) -> pb.ListSlotsResponse:
         """Lists the seconds that hold messages.
 
         Args:
             request: Of this node or of all.
             remaining_s: How long the caller waits; None: as long as it takes.
+            sharer: Whose turn it is.
         """
         if not request.all_members:
-            return await self._queries.list_slots(request)
+            return await self._queries.list_slots(request, sharer)
         question = pb.ListSlotsRequest()
         question.CopyFrom(request)
         question.all_members = False
-        async with self._asks:
+        async with self._asks.turn(sharer):
             others = await self._other_nodes.ask_all(
                 lambda node: node.ask(node.stub.ListSlots, question),
                 within_s=_within_s(remaining_s),
             )
-        own = await self._queries.list_slots(question)
+        own = await self._queries.list_slots(question, sharer)
         return await self._queries.for_lists(
-            lambda: slots_joined(own, others, slots_at_most(request))
+            sharer, lambda: slots_joined(own, others, slots_at_most(request))
         )
 
     async def _described(self, *, details: bool) -> pb.DescribeClusterResponse:

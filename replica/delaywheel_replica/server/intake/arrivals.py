@@ -34,6 +34,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.server.access.callers import CallOrigin
 
 LOOKS_UNTIL_SLOW: Final = 2
@@ -102,38 +103,6 @@ class _Caller:
         self.is_late = False
 
 
-class _RoundRobin:
-    """Callers that wait, served in turn by sharer, and by caller within each."""
-
-    def __init__(self) -> None:
-        self._sharers: Final[OrderedDict[tuple[str, str], OrderedDict[_Caller, None]]] = (
-            OrderedDict()
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self._sharers)
-
-    def add(self, caller: _Caller) -> None:
-        """Puts a caller behind the others, unless it is there already."""
-        self._sharers.setdefault(caller.sharer, OrderedDict()).setdefault(caller)
-
-    def discard(self, caller: _Caller) -> None:
-        """Takes a caller out, if it is there."""
-        of_sharer = self._sharers.get(caller.sharer)
-        if of_sharer is not None:
-            of_sharer.pop(caller, None)
-            if not of_sharer:
-                del self._sharers[caller.sharer]
-
-    def take(self) -> _Caller:
-        """Takes out the caller whose turn it is."""
-        sharer, of_sharer = self._sharers.popitem(last=False)
-        caller, _ = of_sharer.popitem(last=False)
-        if of_sharer:
-            self._sharers[sharer] = of_sharer
-        return caller
-
-
 class Arrivals:
     """The calls whose messages have not arrived."""
 
@@ -142,8 +111,8 @@ class Arrivals:
         self._callers: Final[dict[CallOrigin, _Caller]] = {}
         self._read: Final[dict[Arrival, None]] = {}  # oldest first
         # Callers that wait and are below their bound, in the order of their turns.
-        self._prompt: Final = _RoundRobin()
-        self._late: Final = _RoundRobin()
+        self._prompt: Final = RoundRobin[_Caller]()
+        self._late: Final = RoundRobin[_Caller]()
         self._prompt_in_a_row = 0
         self.waiting = 0
 
@@ -276,11 +245,11 @@ class Arrivals:
         line, other = self._prompt, self._late
         if caller.is_late:
             line, other = other, line
-        other.discard(caller)
+        other.discard(caller.sharer, caller)
         if caller.waiting and caller.read < self._bounds.of_caller:
-            line.add(caller)
+            line.add(caller.sharer, caller)
         else:
-            line.discard(caller)
+            line.discard(caller.sharer, caller)
 
 
 def _calls_waiting(caller: _Caller) -> int:

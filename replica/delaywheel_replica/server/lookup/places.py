@@ -81,7 +81,8 @@ class AskedPlaces:
             return
         self._asked_by[principal] += 1
         try:
-            found = await self._look(self._question(message, is_dead=_IS_DEAD[message.state]))
+            question = self._question(message, principal, is_dead=_IS_DEAD[message.state])
+            found = await self._look(question)
         finally:
             self._asked_by[principal] -= 1
             self._asked_by = +self._asked_by  # without those who wait for nothing
@@ -98,14 +99,16 @@ class AskedPlaces:
         else:
             message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, found.dead_reason
 
-    async def ended(self, message: pb.StoredMessage) -> "pb.MessageState.ValueType | None":
-        """What became of a message that is done; None: nothing proves it.
+    async def ended(
+        self, message: pb.StoredMessage, principal: str | None = None
+    ) -> "pb.MessageState.ValueType | None":
+        """What became of a message that is done; None: nothing proves it. To a principal.
 
         CANCELLED, also if it has another due; DONE if it was deferred; of a half also ASKED, and
         COMMITTED if its message is due later; DEAD_LETTERED, with the reason, which is added;
         otherwise DELIVERED.
         """
-        found = await self._look(self._question(message, is_named_by_cancel=True))
+        found = await self._look(self._question(message, principal, is_named_by_cancel=True))
         if found is None or found.place is None:
             return None
         if found.dead_reason is not None:
@@ -132,6 +135,7 @@ class AskedPlaces:
     def _question(
         self,
         message: pb.StoredMessage,
+        principal: str | None,
         *,
         is_dead: bool | None = None,
         is_named_by_cancel: bool = False,
@@ -148,6 +152,7 @@ class AskedPlaces:
             is_named_by_cancel=is_named_by_cancel,
             is_asked_half=is_asked,
             early_ms=LONGEST_HOLD_MS if is_half else 0,
+            sharer=hash(principal) if principal else 0,  # a name may be longer than the link takes
         )
 
     def heard(self, found: PlaceFound) -> None:

@@ -119,9 +119,9 @@ class Queries:
         self._pages = SlotPages(Scanner(disk, data, on_damaged=self.damaged), fates, history)
         self._copying = Scanner(disk, data, on_damaged=self.damaged)
         self._copies = ThreadPoolExecutor(1, thread_name_prefix="copies")
-        self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
+        self._paging = Turns("pages")
         self._turns = Turns("queries")
-        self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
+        self._lists = Turns("lists")
 
     def index_size(self) -> tuple[int, int, int]:
         """Returns the seconds in the index of ids, its bytes, and how many were read for it."""
@@ -132,8 +132,8 @@ class Queries:
         """Ends the threads."""
         self._turns.close()
         self._copies.shutdown(cancel_futures=True)
-        self._paging.shutdown(cancel_futures=True)
-        self._lists.shutdown(cancel_futures=True)
+        self._paging.close()
+        self._lists.close()
 
     async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
         """Finds messages and their cancels; below the floor there are none.
@@ -395,14 +395,14 @@ class Queries:
             for copy in found.copies
         )
 
-    async def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
-        """Lists the seconds that hold messages, from the dial."""
+    async def list_slots(self, request: pb.ListSlotsRequest, sharer: str) -> pb.ListSlotsResponse:
+        """Lists the seconds that hold messages, from the dial, when it is the sharer's turn."""
         status, progress = self._view.status(), self._view.cleaner.progress
-        return await self.for_lists(lambda: self._slots(request, status, progress))
+        return await self.for_lists(sharer, lambda: self._slots(request, status, progress))
 
-    async def for_lists(self, work: Callable[[], _Made]) -> _Made:
+    async def for_lists(self, sharer: str, work: Callable[[], _Made]) -> _Made:
         """Builds a long list on its own thread, one at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self._lists, work)
+        return await self._lists.take(sharer, work)
 
     def _slots(
         self, request: pb.ListSlotsRequest, status: ServerStatus, progress: Progress | None
@@ -432,20 +432,19 @@ class Queries:
             answer.next_slot = int(rows[limit]["slot"])
         return answer
 
-    async def get_slot(self, request: pb.GetSlotRequest) -> pb.GetSlotResponse:
-        """Returns one page of a second's messages.
+    async def get_slot(
+        self, request: pb.GetSlotRequest, principal: str | None = None
+    ) -> pb.GetSlotResponse:
+        """Returns one page of a second's messages, to a principal.
 
         Raises:
             RequestRefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
         """
         if not 0 < request.slot < SLOT_BEYOND:
             raise RequestRefusedError(Reason.SLOT_INVALID)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._paging,
-            self._pages.page,
-            request,
-            limits_of(self._view.status()),
-            self._view.cleaner.progress,
+        limits, progress = limits_of(self._view.status()), self._view.cleaner.progress
+        return await self._paging.take(
+            principal or "", lambda: self._pages.page(request, limits, progress)
         )
 
     # --- what the node knows

@@ -1,21 +1,24 @@
-"""Threads whose work is done in turns, by who asks for it."""
+"""Work that is done in turns, by who asks for it: on one thread, or so many at once.
 
+A sharer is a principal; all that have no name are one. So whoever asks for much waits for itself,
+and others for one turn of each sharer: what is done in a turn should not take long.
+"""
+
+import asyncio
 from asyncio import wrap_future
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from threading import Lock
 from typing import Any, Final, TypeVar
+
+from delaywheel_replica.process.round_robin import RoundRobin
 
 _Made = TypeVar("_Made")
 
 
 class Turns:
-    """One thread. What one sharer asks for is done in order, and sharers have turns.
-
-    A sharer is a principal; all that have no name are one. So whoever asks for much waits for
-    itself, and others for one turn of each sharer: what is done in a turn should not take long.
-    """
+    """One thread. What one sharer asks for is done in order, and sharers have turns."""
 
     def __init__(self, name: str) -> None:
         """Begins without work.
@@ -25,7 +28,7 @@ class Turns:
         """
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._lock: Final = Lock()
-        self._queues: Final = OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]]()
+        self._waiting: Final = RoundRobin[tuple[Future[Any], Callable[[], Any]]]()
 
     def close(self) -> None:
         """Ends the thread."""
@@ -35,19 +38,46 @@ class Turns:
         """Does some work once it is its turn."""
         made = Future[_Made]()
         with self._lock:
-            self._queues.setdefault(sharer, deque()).append((made, work))
+            self._waiting.add(sharer, (made, work))
         self._thread.submit(self._do_next)
         return await wrap_future(made)
 
     def _do_next(self) -> None:
         with self._lock:
-            sharer, queue = self._queues.popitem(last=False)
-            made, work = queue.popleft()
-            if queue:
-                self._queues[sharer] = queue
+            made, work = self._waiting.take()
         if not made.set_running_or_notify_cancel():  # nobody waits for it any more
             return
         try:
             made.set_result(work())
         except BaseException as error:  # noqa: BLE001 - it is raised to who waits
             made.set_exception(error)
+
+
+class TurnsAtOnce:
+    """So many have a turn at once; the others wait for theirs. For the event loop's thread."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: Final = RoundRobin[asyncio.Future[None]]()
+
+    @asynccontextmanager
+    async def turn(self, sharer: str) -> AsyncIterator[None]:
+        """Waits for a turn, which lasts until the context is left."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.add(sharer, turn)
+        self._go_on()
+        try:
+            await turn
+            yield
+        finally:
+            self._waiting.discard(sharer, turn)
+            if not turn.cancelled():  # else it was none
+                self._free += 1
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._free and self._waiting:
+            turn = self._waiting.take()
+            if not turn.done():  # else its caller has left, and does not know yet
+                self._free -= 1
+                turn.set_result(None)
