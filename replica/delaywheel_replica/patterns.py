@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
+_MISTYPED_AT_MOST: Final = 100
+
 
 class Pattern:
     """A name, or several: `*` stands for any characters.
@@ -42,6 +44,8 @@ class Pattern:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns a suggestion for a wrong name, to append to its error."""
+    if len(name) > _MISTYPED_AT_MOST:  # a stranger's of 1 MB takes a second
+        return ""
     # Only here: for mistyped names.
     from difflib import get_close_matches  # noqa: PLC0415
 

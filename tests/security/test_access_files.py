@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from delaywheel_replica.server.access.grants import Grants
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.tokens import parse_tokens
 from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.shown_certificate import shown_certificate
 from support.peers.authority import Authority
 
 _PIECES = st.text("ab.\n", max_size=4)
@@ -100,8 +102,7 @@ def test_who_shows_a_certificate_is_out_once_it_has_expired(
             return metadata
 
         def auth_context(self) -> dict[str, list[bytes]]:
-            shown = cert.read_bytes().partition(b"-----END CERTIFICATE-----\n")
-            return {"x509_pem_cert": [b"".join(shown[:2])], "peer_dns": [b"shop.example.org"]}
+            return {"x509_pem_cert": [cert.read_bytes()]}
 
     on_a_stream = access.admit("DelayProduceStream", Call())
     assert on_a_stream.rights.may(Right.PRODUCE, "orders")
@@ -111,6 +112,45 @@ def test_who_shows_a_certificate_is_out_once_it_has_expired(
         access.admit("DelayProduce", Call())
     with pytest.raises(RequestRefusedError, match="CERTIFICATE_EXPIRED"):
         on_a_stream.rights.may(Right.PRODUCE, "orders")
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ({"dns": "shop.example.org", "uri": "spiffe://shop/a"}, "spiffe://shop/a"),
+        ({"uri": "spiffe://shop/admin\0.evil"}, None),
+        ({"uri": "spiffe://shop/admin\n"}, None),
+        ({"uri": "spiffe://shop/" + "a" * 2_048}, None),
+        ({"common_name": "spiffe://shop/admin"}, None),
+        ({}, None),
+    ],
+)
+def test_a_name_is_that_in_the_certificate_as_a_whole(
+    tmp_path: Path, names: dict[str, str], shown: str | None
+) -> None:
+    """gRPC ends names at a U+0000: who was signed as `admin<NUL>.evil` came as `admin`."""
+    cert, _ = Authority(tmp_path, "callers").sign_names("shop", **names)  # type: ignore[arg-type]
+    certificate = shown_certificate({"x509_pem_cert": [cert.read_bytes()]})
+    assert certificate is not None
+    assert certificate.names.get("uri") == shown
+
+
+def test_a_certificate_expires_with_those_that_have_signed_it(tmp_path: Path) -> None:
+    """On an open connection that of an authority between counted for as long as its holder's."""
+    authority = Authority(tmp_path, "callers")
+    leaf, _ = authority.sign("shop", "shop.example.org", days=20)
+    between, _ = authority.sign("between", "between", days=2)
+    chain = {"x509_pem_cert_chain": [between.read_bytes()]}
+    certificate = shown_certificate({"x509_pem_cert": [leaf.read_bytes()], **chain})
+    assert certificate is not None
+    assert certificate.expires_s < time.time() + 3 * 86_400
+
+
+@pytest.mark.parametrize(
+    "content", [b"-", b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----"]
+)
+def test_what_is_no_certificate_has_expired(content: bytes) -> None:
+    assert shown_certificate({"x509_pem_cert": [content]}) == (-inf, {})
 
 
 def test_a_token_has_one_owner() -> None:
@@ -159,6 +199,7 @@ def test_who_shows_something_wrong_is_known_by_the_certificate(
     tmp_path: Path, metadata: tuple[str, str]
 ) -> None:
     """The audit log named nobody."""
+    cert, _ = Authority(tmp_path, "callers").sign("shop", "shop.example.org")
     grants = tmp_path / "grants.toml"
     grants.touch(0o600)
     grants.write_text('[[grant]]\nwho = ["*"]\nmay = ["change"]\n')
@@ -169,7 +210,7 @@ def test_who_shows_something_wrong_is_known_by_the_certificate(
             return (metadata,)
 
         def auth_context(self) -> dict[str, list[bytes]]:
-            return {"peer_dns": [b"shop.example.org"]}
+            return {"x509_pem_cert": [cert.read_bytes()]}
 
     with pytest.raises(RequestRefusedError) as refused:
         Access(config).admit("Cancel", Call())

@@ -33,6 +33,8 @@ from threading import Event, Thread
 from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
+from delaywheel_replica.server.shown_certificate import LEAF
+
 STRANGER_S: Final = 15.0
 STRANGER_BYTES: Final = 512 << 10
 """Handshake and headers of a call are some KiB; its message is read once it is admitted."""
@@ -40,7 +42,6 @@ STRANGER_CALLS: Final = 64
 _LOOK_S: Final = 0.5
 _PAUSES: Final = 40
 """A pause is so many times as long as the look before: there may be thousands of open files."""
-_CERTIFICATE: Final = "x509_pem_cert"
 _RECEIVED_AT: Final = 128
 """Where `tcpi_bytes_received` lies in the kernel's `struct tcp_info`."""
 
@@ -129,9 +130,7 @@ class CallerConnections:
             return True
         plain = _plain(address)
         if (sharer := self._sharers.get(plain)) is None:
-            sharer = (
-                plain if _CERTIFICATE in cast("Mapping[str, object]", shown()) else _host(plain)
-            )
+            sharer = plain if LEAF in cast("Mapping[str, object]", shown()) else _host(plain)
             self._sharers[plain] = sharer
         self._calls[sharer] += 1
         return self._calls[sharer] <= STRANGER_CALLS

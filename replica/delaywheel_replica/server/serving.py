@@ -32,7 +32,7 @@ from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.faults import exposed_ports
-from delaywheel_replica.server.access.spending import TopicRoom, topic_rooms
+from delaywheel_replica.server.access.spending import TopicRooms, no_quotas, topic_rooms
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
@@ -299,6 +299,7 @@ class Server:
             writing,
             report=self._link.send,
             next_change=self._hearing.next_change,
+            topic_rooms=self._topic_rooms(),
         )
         self._keep_moving = partial(
             keep_moving,
@@ -359,11 +360,11 @@ class Server:
             certificates=self._certificates,
         )
 
-    def _topic_rooms(self) -> Callable[[], Callable[[str], TopicRoom | None] | None]:
+    def _topic_rooms(self) -> TopicRooms:
         """Returns what says whether topics have quotas, and how much room they leave."""
         pending = self._counts.pending
         if pending is None or not self._access.is_limited:
-            return lambda: None
+            return no_quotas
         cleaner = self._view.cleaner
 
         def done() -> int:

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from delaywheel import transactional
+from delaywheel_replica.cleaner.kafka import ingress_topics
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
 from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
 from delaywheel_replica.cleaner.outside.ports import Fetched, TopicPartitions
@@ -107,6 +108,28 @@ def test_records_come_as_they_were_sent(
     assert (first.key, first.headers) == (b"key", [("h", None), ("h", b"1")])
     assert before_ms <= first.timestamp_ms <= time.time_ns() // 1_000_000
     assert read.positions == {(topic, 0): 2, (topic, 1): 1}
+
+
+def test_records_with_many_headers_are_taken_a_few_at_a_time(
+    kafka: KafkaBroker, topic: str, reader: IngressReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 of 100,000 headers each fit into a batch of 1 MB; each header takes 140 bytes here."""
+    monkeypatch.setattr(ingress_topics, "HEADERS_AT_ONCE", 1_000)
+    producer = Producer(
+        {"bootstrap.servers": kafka.address, "linger.ms": 100, "compression.type": "gzip"}
+    )
+    for _ in range(60):
+        producer.produce(topic, b"v", partition=0, headers=[("h", None)] * 500)
+    assert producer.flush(PATIENCE_S) == 0
+    reader.assign({(topic, 0): 0})
+    read, taken = Read(reader), list[int]()
+
+    def has_all(read: Read) -> bool:
+        taken.append(len(read.records) - sum(taken))
+        return sum(taken) == 60
+
+    read.until(has_all)
+    assert max(taken) <= 1_000 // 500 + ingress_topics.FEW
 
 
 def test_aborted_records_are_never_read_and_are_passed(

@@ -360,3 +360,13 @@ def test_an_id_follows_from_place_and_timestamp(
 def test_an_id_is_never_made_otherwise() -> None:
     """The next release must produce the same: it may read records handed over by this one."""
     assert message_id(PLACE, SENT_MS).hex() == "6477696e2e16891fbea5b96792e1d78d"
+
+
+def test_a_strangers_long_name_is_compared_with_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 1 MB took a second of the leader's one thread."""
+    compared: list[str] = []
+    monkeypatch.setattr("difflib.get_close_matches", lambda name, *_, **__: compared.append(name))
+    unfit = read(CommittedRecord(PLACE, SENT_MS, None, None, [("dw-" + "x" * 1_000, b"")]), RULES)
+    assert isinstance(unfit, Unfit)
+    assert (unfit.reason, len(unfit.detail) < 100) == (UnfitReason.HEADER_RESERVED, True)
+    assert compared == []

@@ -28,7 +28,9 @@ from delaywheel_replica.core.protocol.reschedules import (
     RescheduleWritten,
 )
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
+from delaywheel_replica.server.access.spending import TopicRoom
 from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST
+from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.pending import Decided, Subject
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
@@ -365,6 +367,39 @@ async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:
     with pytest.raises(RequestRefusedError) as refused:
         await reschedules.reschedule(pb.RescheduleRequest(messages=dues), ANYBODY, left_s=10)
     assert refused.value.refusal.reason is Reason.HALF_KEEPS_DUE
+
+
+async def test_a_topic_that_is_full_gives_no_other_dues() -> None:
+    """Each is one message more on the disk: one of a quota's last was a thousand."""
+    place = Position(WheelId("n1", 1), 1, 0)
+    due_ms = in_ms(300_000_000)
+    key = MessageKey(bytes(16), due_ms, "small")
+    subject = Subject(Reference.of(key), Reference.of(key), Found((due_ms,), [place]))
+    finder = SimpleNamespace(
+        leader_address=lambda _: None,
+        read_ahead=AsyncMock(),
+        find=AsyncMock(return_value=subject),
+        decide=AsyncMock(return_value=Decided(CancelDecision.WRITE)),
+        is_half=AsyncMock(return_value=False),
+    )
+    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
+    decided_dues = DecidedDues(
+        *cast("Any", (None, None, None)),
+        report=AsyncMock(),
+        next_change=asyncio.Event().wait,
+        topic_rooms=lambda: {"small": TopicRoom(9, 0), "other": TopicRoom(9, 9)}.get,
+    )
+    reschedules = Reschedules(
+        *cast("Any", (SimpleNamespace(cleaner=leading), finder, decided_dues, None)),
+        span=Span(600_000, 0),
+        propose=AsyncMock(),
+        next_change=asyncio.Event().wait,
+        counts=NodeCounts(),
+    )
+    dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}:small"), deliver_at_ms=in_ms(60_000))]
+    with pytest.raises(RequestRefusedError, match="bytes are pending in small") as refused:
+        await reschedules.reschedule(pb.RescheduleRequest(messages=dues), ANYBODY, left_s=10)
+    assert refused.value.refusal.reason is Reason.QUOTA_EXCEEDED
 
 
 async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(

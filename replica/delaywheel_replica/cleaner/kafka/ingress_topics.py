@@ -2,6 +2,9 @@
 
 One thread at a time calls a reader (ingress_thread.py has one). Its memory is bounded: librdkafka
 prefetches up to `INGRESS_FETCHED_KBYTES`, and the caller bounds the rest by not calling `poll`.
+A batch of 1 MB may hold, compressed, thousands of records with 100,000 headers each, each of which
+takes some 70 bytes in the library when it returns the record, and as much here: so `poll` asks for
+`FEW` records at a time, and for no more once they have `HEADERS_AT_ONCE`.
 
 If Kafka no longer has the next record, the reader continues at the first one that Kafka has, and
 reports the gap. If a partition ends before what was read or announced of it, it was cut off: later
@@ -37,6 +40,9 @@ from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.process.logs import get_logger
 
 LOOK_S: Final = 5.0
+
+FEW: Final = 8
+HEADERS_AT_ONCE: Final = 100_000
 
 AT_ONCE: Final = 200
 """How many partitions without records one call looks at: the client is asked about each."""
@@ -120,16 +126,21 @@ class IngressReader:
             refused, self._refused = self._refused, {}
             raise ReadsRefused(refused)
         records: dict[IngressPartition, list[CommittedRecord]] = {}
+        headers = 0
         # With a timeout, the library waits until it has all of them.
         messages = self._consumer.consume(1, wait_s)
-        if messages and most > 1:
-            messages += self._consumer.consume(most - 1, 0)
-        for message in messages:
-            at = _partition(message)
-            if message.error() is not None:
-                self._take_error(at, message)
-            elif at is not None:
-                records.setdefault(at, []).append(_incoming(message, at))
+        while messages:
+            for message in messages:
+                at = _partition(message)
+                if message.error() is not None:
+                    self._take_error(at, message)
+                elif at is not None:
+                    record = _incoming(message, at)
+                    records.setdefault(at, []).append(record)
+                    headers += len(record.headers or ())
+            most -= len(messages)
+            few = min(most, FEW) if headers < HEADERS_AT_ONCE else 0
+            messages = self._consumer.consume(few, 0) if few else []
         for at, read in records.items():
             self._positions[at] = read[-1].place.offset + 1
         deleted = self._looked_at()

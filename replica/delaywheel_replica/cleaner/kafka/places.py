@@ -68,7 +68,8 @@ IDLE_S = 30.0
 
 _SLACK_MS = 5_000
 """The clock of a broker that stamps records itself may be behind by this much."""
-_BATCH = 500
+_BATCH = 50
+"""A record may have 100,000 headers, of 70 bytes each in the library."""
 _BATCH_S = 0.1
 _CLIENT = {
     "queued.max.messages.kbytes": (4 << 20) >> 10,

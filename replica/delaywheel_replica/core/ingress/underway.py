@@ -19,6 +19,8 @@ from delaywheel_replica.core.protocol.control import IngressRecord
 
 _RECORD_BYTES: Final = 1_000
 """Approximate memory of a record beside its content."""
+_HEADER_BYTES: Final = 100
+"""The same of a header."""
 
 
 class DeletedRecords(NamedTuple):
@@ -84,7 +86,10 @@ class RecordUnderWay:
     @property
     def held_bytes(self) -> int:
         """Returns its approximate memory."""
-        return 0 if self.record is None else _RECORD_BYTES + self.record.length_bytes
+        if self.record is None:
+            return 0
+        headers_bytes = _HEADER_BYTES * len(self.record.headers or ())
+        return _RECORD_BYTES + headers_bytes + self.record.length_bytes
 
 
 class Forwarded(NamedTuple):

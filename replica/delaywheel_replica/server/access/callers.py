@@ -19,7 +19,6 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from hashlib import sha256
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
@@ -37,12 +36,9 @@ from delaywheel_replica.server.access.tables import ANONYMOUS
 from delaywheel_replica.server.access.tokens import digest_of, parse_tokens
 from delaywheel_replica.server.node.calls_to_nodes import PASSED
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
+from delaywheel_replica.server.shown_certificate import ShownCertificate, shown_certificate
 
 _BEARER: Final = "bearer "
-_PROPERTIES: Final = {"uri": "peer_uri", "dns": "peer_dns", "cn": "x509_common_name"}
-"""What gRPC calls the kinds of names in a certificate."""
-_CERTIFICATE: Final = "x509_pem_cert"
-_CERTIFICATES_AT_MOST: Final = 4_096
 
 
 class Shown(Protocol):
@@ -223,7 +219,7 @@ class Access:
         """What principals have taken of their quotas."""
         self._purse: Final = Purse(self._quotas, self.spending)
         self._asks_for_certificates: Final = config.tls_client_ca is not None
-        self._kinds: Final = {kind: _PROPERTIES[kind] for kind in config.principal_from}
+        self._kinds: Final = config.principal_from
 
     @property
     def refused(self) -> str | None:
@@ -284,9 +280,10 @@ class Access:
 
     def _caller_of(self, shown: Shown, *, by_nodes: bool) -> Caller:
         metadata = dict(shown.invocation_metadata() or ())
-        names = shown.auth_context() if self._asks_for_certificates or self._grants else {}
-        expires_s = min(map(_expires_s, names.get(_CERTIFICATE, ())), default=inf)
-        certified = self._certified(names)
+        asks = self._asks_for_certificates or self._grants is not None
+        certificate = shown_certificate(shown.auth_context()) if asks else None
+        expires_s = inf if certificate is None else certificate.expires_s
+        certified = self._certified(certificate)
         if time.time() >= expires_s:
             raise _unnamed(Reason.CERTIFICATE_EXPIRED, certified)
         if by_nodes and PASSED in metadata:
@@ -299,20 +296,19 @@ class Access:
         authorization = _text(metadata.get("authorization", ""))
         if authorization[: len(_BEARER)].lower() == _BEARER:
             token = authorization[len(_BEARER) :].strip()
-            has_certificate = _CERTIFICATE in names
-            return self._token_holder(token, certified, expires_s, has_certificate=has_certificate)
+            return self._token_holder(
+                token, certified, expires_s, has_certificate=certificate is not None
+            )
         if certified is not None:
             return self._named(certified, "certificate", expires_s)
         return self._named(ANONYMOUS, "nothing", expires_s)
 
-    def _certified(self, names: Mapping[str, Iterable[bytes]]) -> str | None:
+    def _certified(self, certificate: ShownCertificate | None) -> str | None:
         """Returns the principal that a certificate names; None: none, or nobody asks for it."""
-        if self._grants is None:
+        if self._grants is None or certificate is None:
             return None
-        for kind, its_property in self._kinds.items():
-            for name in filter(None, names.get(its_property, ())):
-                return f"{kind}:{name.decode(errors='replace')}"
-        return None
+        names = certificate.names
+        return next((f"{kind}:{names[kind]}" for kind in self._kinds if kind in names), None)
 
     def _named(self, principal: str, how: str, expires_s: float) -> Caller:
         grants = self._grants
@@ -345,17 +341,6 @@ class Access:
             purse=self._purse,
             expires_s=expires_s,
         )
-
-
-@lru_cache(_CERTIFICATES_AT_MOST)
-def _expires_s(certificate: bytes) -> float:
-    """Returns when a certificate expires, in Unix seconds; one that cannot be read has expired."""
-    from cryptography import x509  # noqa: PLC0415 - without TLS it is not there
-
-    try:
-        return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
-    except ValueError:
-        return -inf
 
 
 def _unnamed(reason: Reason, certified: str | None) -> RequestRefusedError:

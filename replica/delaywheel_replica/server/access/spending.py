@@ -12,7 +12,7 @@ the place of one, again and again.
 
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.process.topic_counts import TopicCounts
@@ -150,6 +150,20 @@ class TopicRoom(NamedTuple):
 
     messages: int
     length_bytes: int
+
+
+TopicRooms: TypeAlias = Callable[[], Callable[[str], TopicRoom | None] | None]
+"""Returns how to find a topic's room now; None: no topic has a quota."""
+
+
+def no_quotas() -> None:
+    """Says that no topic has a quota: `TopicRooms`."""
+
+
+def no_room(topic: str, what: str) -> Refusal:
+    """Returns the refusal of a message for which its topic has no room."""
+    text = f"As many {what} are pending in {topic} on this node as its quota allows"
+    return Refusal(Reason.QUOTA_EXCEEDED, text)
 
 
 def topic_rooms(

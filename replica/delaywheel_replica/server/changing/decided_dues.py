@@ -36,6 +36,7 @@ from delaywheel_replica.core.protocol.reschedules import (
 )
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.access.spending import TopicRooms, no_quotas, no_room
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.queries import Queries
@@ -68,12 +69,15 @@ class DecidedDues:
         *,
         report: Callable[[RescheduleWritten], object],
         next_change: Callable[[], Awaitable[object]],
+        topic_rooms: TopicRooms = no_quotas,
     ) -> None:
         """Prepares; `run` writes.
 
         Args:
             next_change: Waits for a new progress or role in the cleaner's row.
+            topic_rooms: A copy is one more message until its due: it needs room.
         """
+        self._topic_rooms = topic_rooms
         self._view = view
         self._queries = queries
         self._writing = writing
@@ -86,6 +90,18 @@ class DecidedDues:
         # In the order in which they came.
         self._waiting: dict[MessageKey, dict[asyncio.Future[None], None]] = {}
         self._seen: Mapping[MessageKey, Reschedule] = {}
+
+    def check_room(self, topic: str) -> None:
+        """Refuses a copy, once as much as its quota allows is pending in a topic on this node.
+
+        Raises:
+            RequestRefusedError: QUOTA_EXCEEDED.
+        """
+        room_in = self._topic_rooms()
+        room = None if room_in is None else room_in(topic)
+        if room is not None and min(room) <= 0:
+            what = "messages" if room.messages <= 0 else "bytes"
+            raise RequestRefusedError.of(no_room(topic, what))
 
     async def run(self) -> None:
         """Writes decided reschedules until the task is cancelled."""

@@ -194,7 +194,7 @@ class Reschedules:
             RequestRefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
                 RESCHEDULES_BUSY, BACKPRESSURE; of a single message also those of references,
                 NOT_UP_TO_DATE, DUE_INVALID, DUE_BEYOND_SPAN, DUE_TAKEN, RESCHEDULES_RESTING,
-                HALF_KEEPS_DUE, RESCHEDULE_UNKNOWN.
+                HALF_KEEPS_DUE, RESCHEDULE_UNKNOWN, QUOTA_EXCEEDED.
         """
         # See `Cancels.cancel`.
         request.DiscardUnknownFields()
@@ -418,6 +418,7 @@ class Reschedules:
             there = (await self._finder.find(Reference.of(subject.key.at(attempt.to_ms)))).found
         if self._may_be_half(subject.key.due_ms) and await self._finder.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
+        self._decided_dues.check_room(subject.key.topic)
         progress = self._finder.basis().progress
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)

@@ -27,7 +27,7 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import CallContext, Caller, CallOrigin
-from delaywheel_replica.server.access.spending import TopicRoom
+from delaywheel_replica.server.access.spending import TopicRooms, no_quotas
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.own_halves import OwnHalves
 from delaywheel_replica.server.commit.writing import Writing
@@ -79,7 +79,7 @@ class IntakeStages:
     check_ids: Callable[[RequestBatch], Awaitable[None]]
     audit: Audit = field(default_factory=Audit)
     # Returns what says how much more may be pending in a topic; None: no topic has a quota.
-    topic_rooms: Callable[[], Callable[[str], TopicRoom | None] | None] = lambda: None
+    topic_rooms: TopicRooms = no_quotas
     halves: OwnHalves = field(default_factory=OwnHalves)
 
 

@@ -33,7 +33,7 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.quantities import about, counted
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Right
-from delaywheel_replica.server.access.spending import TopicRoom
+from delaywheel_replica.server.access.spending import TopicRoom, no_room
 from delaywheel_replica.server.intake.columnar import (
     NO_ROWS,
     content_lengths,
@@ -417,15 +417,10 @@ def refuse_without_room(batch: RequestBatch, room_in: Callable[[str], TopicRoom 
             continue
         rows = batch.unrefused(batch.rows_for(number))
         if len(rows) > room.messages:
-            batch.refuse(rows[max(0, room.messages) :], _no_room(topic, "messages"))
+            batch.refuse(rows[max(0, room.messages) :], no_room(topic, "messages"))
         beyond = np.cumsum(batch.lengths_bytes[rows]) > room.length_bytes
         if beyond.any():
-            batch.refuse(rows[beyond], _no_room(topic, "bytes"))
-
-
-def _no_room(topic: str, what: str) -> Refusal:
-    text = f"As many {what} are pending in {topic} on this node as its quota allows"
-    return Refusal(Reason.QUOTA_EXCEEDED, text)
+            batch.refuse(rows[beyond], no_room(topic, "bytes"))
 
 
 # --- rows
