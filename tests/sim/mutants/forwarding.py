@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.storage.reading import ids
 from delaywheel.storage.reading.cancels import CancelLook
 from delaywheel_replica.cleaner.delivery.proposals import ProposalSearch
 from delaywheel_replica.cleaner.due import duplicates, seconds
@@ -45,6 +46,15 @@ def messages_are_told_by_id_and_due() -> list[Patch]:
         instead(seconds, "KEY", key),
         instead(duplicates, "KEY", key),
     ]
+
+
+def looked_for_by_id_and_due() -> list[Patch]:
+    real = ids._number_in
+
+    def number_in(numbers: dict[Any, int], name: Any) -> int:
+        return numbers.setdefault(name, 0) if isinstance(name, str) else real(numbers, name)
+
+    return [instead(ids, "_number_in", number_in)]
 
 
 def dedup_among_new_ones() -> list[Patch]:
@@ -279,6 +289,12 @@ FORWARDING = {
         "where a leader compares messages, and rows that name them, topics do not count",
         messages_are_told_by_id_and_due,
         "counts as a duplicate, and nothing has become of it|counts as cancelled, and nobody",
+        ("same_ids_for_other_topics", "mixed"),
+    ),
+    "messages are looked for by id and due": Mutant(
+        "a search for a message that a call names finds those of other topics, and their cancels",
+        looked_for_by_id_and_due,
+        "a record that nobody sent",
         ("same_ids_for_other_topics", "mixed"),
     ),
     "each copy repeats another": Mutant(
