@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.server.access.callers import CallContext, Caller, Purse
 from delaywheel_replica.server.access.grants import Grants
-from delaywheel_replica.server.access.quotas import Quota, TopicQuota
+from delaywheel_replica.server.access.quotas import Quota, Quotas, TopicQuota
+from delaywheel_replica.server.access.rights import EVERYTHING
 from delaywheel_replica.server.access.spending import Spending
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.service import DelayWheelService
 
 QUOTAS = b"""
 [[grant]]
@@ -125,3 +135,33 @@ def test_what_a_request_turns_out_to_concern_is_paid_before_the_next_one() -> No
     spending.charge("shop", quota, 299, 1_000.0)
     assert spent(spending, quota, 1, 1_000.0) == 2_000
     assert spending.messages.read() == {"shop": 300}
+
+
+@pytest.mark.parametrize(("limit", "charged"), [(0, 100), (700, 700), (1 << 31, 1_000)])
+async def test_who_leaves_a_cancel_of_many_pays_for_all_that_it_may_have_cancelled(
+    limit: int, charged: int
+) -> None:
+    """Each of such calls cost one message, and cancelled a thousand."""
+    quotas = Quotas([((Pattern("*"),), Quota(messages_per_second=1))], [])
+    purse = Purse(lambda: quotas, Spending())
+    caller = Caller("token:shop", "token", lambda: EVERYTHING, purse=purse)
+    begun = asyncio.Event()
+
+    async def cancel_many(*_: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    changes = SimpleNamespace(cancel_many=SimpleNamespace(cancel_many=cancel_many))
+    unused: Any = None
+    service = DelayWheelService(
+        *(unused, unused, cast("Any", changes), *[unused] * 3),
+        max_message_bytes=1,
+        counts=NodeCounts(),
+    )
+    call = CallContext(caller, "ipv4:1")
+    calling = asyncio.create_task(service.CancelMany(pb.CancelManyRequest(limit=limit), call))
+    await begun.wait()
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert purse.spending.messages.read() == {"token:shop": charged}

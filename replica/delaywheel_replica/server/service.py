@@ -3,6 +3,7 @@
 producing.py accepts messages. Refusals become the status of a call in calls.py.
 """
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +29,7 @@ from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
-from delaywheel_replica.server.lookup.search import Search
+from delaywheel_replica.server.lookup.search import Search, page_size_of
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import RequestRefusedError
@@ -111,7 +112,12 @@ class DelayWheelService:
             _count_question(request, context)
         else:
             caller.spend(1, request.ByteSize())
-        answer = await self._changes.cancel_many.cancel_many(request, caller)
+        try:
+            answer = await self._changes.cancel_many.cancel_many(request, caller)
+        except asyncio.CancelledError:  # its caller has left, and all of the page may be cancelled
+            if not request.dry_run:
+                caller.charge(page_size_of(request.limit) - 1)
+            raise
         if not request.dry_run:
             caller.charge(len(answer.results) - 1)
         return answer

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.access.audit import AUDIT_LOGGER, Audit
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.connections import close_connections
 from delaywheel_replica.server.intake import admission as admission_module
 from delaywheel_replica.server.intake.admission import Admission
@@ -20,6 +25,7 @@ from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
 from delaywheel_replica.server.intake.reception import CALLS, Reception
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import Context
+from support.server.server_process import config_for
 
 _LONG = 8 << 20
 _OPTIONS = (
@@ -73,8 +79,9 @@ async def site() -> AsyncIterator[Site]:
 
 
 @asynccontextmanager
-async def _served(made: Site) -> AsyncIterator[Site]:
-    calls = GrpcHandlers(made.reception, made.counts, AnswerBounds(made.admission, lambda _: 1))
+async def _served(made: Site, *admitting: Any) -> AsyncIterator[Site]:
+    bounds = AnswerBounds(made.admission, lambda _: 1)
+    calls = GrpcHandlers(made.reception, made.counts, bounds, *admitting)
     server = grpc.aio.server(options=_OPTIONS)
     described = pb.DESCRIPTOR.services_by_name["DelayWheel"]
     server.add_registered_method_handlers(
@@ -188,3 +195,21 @@ async def test_what_is_no_question_is_refused_by_name(
             await _call(channel.stream_unary, "GetMessage")(iter([]))
         assert "REQUEST_MALFORMED" in str(caught.value.trailing_metadata())
     assert site.counts.refused_calls.total() == 2
+
+
+async def test_who_leaves_before_the_answer_is_in_the_audit_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it names is cancelled all the same: nobody could see who had done it."""
+    caplog.set_level(logging.INFO, AUDIT_LOGGER)
+    access, audit = Access(config_for(tmp_path)), Audit("n1", has_grants=True)
+    async with (
+        _served(Site(), access, audit) as site,
+        grpc.aio.insecure_channel(site.address, options=_OPTIONS) as channel,
+    ):
+        call = _call(channel.unary_unary, "Cancel")(pb.CancelRequest().SerializeToString())
+        await until(lambda: bool(site.begun))
+        call.cancel()
+        await until(lambda: bool(caplog.records))
+    (line,) = [json.loads(record.getMessage()) for record in caplog.records]
+    assert (line["call"], line["outcome"]) == ("Cancel", "UNKNOWN")

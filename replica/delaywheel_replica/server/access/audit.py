@@ -10,6 +10,7 @@
 
 A call is one line, however many messages it names, and a line is short, whatever they are called:
 collectors of logs cut longer ones in two, and the second half could be made to look like a line.
+What a call was to change may be changed although its caller leaves before it is answered: UNKNOWN.
 The node that the call came to writes it. Keys, values and headers are never in it.
 """
 
@@ -60,13 +61,17 @@ class Audit:
         self._refused_at_s: dict[tuple[str, str], float] = {}
         self._unsaid = 0
 
-    def ended(self, call: str, by: CallContext, request: Message, ended: Message | Refusal) -> None:
-        """Notes how a call ended, if it changes something."""
+    def ended(
+        self, call: str, by: CallContext, request: Message, ended: Message | Refusal | None
+    ) -> None:
+        """Notes how a call ended, if it changes something; None: its caller left before that."""
         if by.caller.is_node or not self._is_noted(request):
             return
         if isinstance(ended, Refusal) and ended.reason in OF_ACCESS:
             return  # said as a refusal
-        outcome = ended.reason.value if isinstance(ended, Refusal) else _outcome(ended)
+        outcome: Any = "UNKNOWN"
+        if ended is not None:
+            outcome = ended.reason.value if isinstance(ended, Refusal) else _outcome(ended)
         self._write(
             call, by.caller.principal, by.address, what=_fields_of(request), outcome=outcome
         )

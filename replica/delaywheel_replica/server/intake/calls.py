@@ -273,13 +273,16 @@ class GrpcHandlers:
     ) -> Message:
         if self._access is None:
             return await answer(request, call.shown)
+        # If its caller leaves, nobody is told what becomes of it, which may be all of it.
+        ended: Message | Refusal | None = None
         try:
-            ended = await answer(request, call)
+            ended = answered = await answer(request, call)
         except RequestRefusedError as error:
-            self._audit.ended(name, call, request, error.refusal)
+            ended = error.refusal
             raise
-        self._audit.ended(name, call, request, ended)
-        return ended
+        finally:
+            self._audit.ended(name, call, request, ended)
+        return answered
 
     def _watch(
         self,

@@ -91,6 +91,11 @@ class PageStart:
         return str(self.slot) if self.after is None else f"{self.slot}/{self.after}"
 
 
+def page_size_of(asked: int) -> int:
+    """Returns how many messages a page has at most, by what its caller asks for."""
+    return min(asked or PAGE_DEFAULT, PAGE_AT_MOST)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The request for one page.
@@ -285,7 +290,7 @@ class Walk:
         self, page: Page, asked: Asked, begin: PageStart, held: NodeHoldings, until_s: float
     ) -> PageStart | None:
         """Adds a second's messages to a page; returns where that ends if the page is full."""
-        size = min(asked.page_size or PAGE_DEFAULT, PAGE_AT_MOST)
+        size = page_size_of(asked.page_size)
         seen = set[MessageKey]()
         for batch in self._batches(page, asked, begin, held, Found()):
             for message, at in _matches(asked, held, batch, seen):
@@ -351,7 +356,7 @@ class Walk:
         return in_batches(
             wanted(),
             naming,
-            min(asked.page_size or PAGE_DEFAULT, PAGE_AT_MOST),
+            page_size_of(asked.page_size),
             is_enough=lambda: page.read_bytes >= self._read_bytes,
         )
 
