@@ -248,6 +248,7 @@ def test_who_asks_for_records_far_apart_waits_for_itself(monkeypatch: pytest.Mon
 RECORD = {"dw-id": LETTER.hex().encode(), "dw-due": b"%d" % DUE_MS}
 COPY_DIED = RECORD | {"dw-dead-topic": b"mine"}
 COPY_ASKED = RECORD | {"dw-half-topic": b"mine"}
+FORGED = RECORD | {"dw-topic": b"orders", "dw-half-topic": b"orders", "dw-dead-origin": b"in/0/7"}
 COPY_UNASKED = COPY_ASKED | {"dw-dead-topic": NAMES.halves.encode()}
 
 
@@ -259,12 +260,16 @@ COPY_UNASKED = COPY_ASKED | {"dw-dead-topic": NAMES.halves.encode()}
         (NAMES.dead, COPY_UNASKED, "mine"),
         (NAMES.halves, COPY_ASKED, "mine"),
         (NAMES.dead, RECORD, None),
+        (NAMES.dead, FORGED, None),
     ],
 )
 def test_a_copy_in_another_topic_is_another_message(
     topic: str, headers: dict[str, bytes], named: str | None
 ) -> None:
-    """Who knew id and due of a message cancelled a copy of his own: the owner heard CANCELLED."""
+    """Who knew id and due of a message cancelled a copy of his own: the owner heard CANCELLED.
+
+    Or wrote a record of an ingress topic that could not be delayed: its letter was the message's.
+    """
 
     class Record:
         def topic(self) -> str:

@@ -66,6 +66,7 @@ WAITING_AT_MOST = 256
 TOGETHER_MS = 60_000
 IDLE_S = 30.0
 
+DEAD_TOPIC = "dw-dead-topic"
 _SLACK_MS = 5_000
 """The clock of a broker that stamps records itself may be behind by this much."""
 _BATCH = 50
@@ -379,7 +380,9 @@ def _delivered(names: KafkaNames, message: Message) -> _Named | None:
         return None
     topic = message.topic()
     if topic in {names.dead, names.halves}:
-        said = (_header(message, name) for name in (HALF_TOPIC, TOPIC, "dw-dead-topic"))
+        # Of a record that could not be delayed all headers but ours (`dw-dead-…`) are a stranger's.
+        is_ours = topic == names.halves or _header(message, DEAD_TOPIC) is not None
+        said = (_header(message, name) for name in (HALF_TOPIC, TOPIC, DEAD_TOPIC) if is_ours)
         topic = next((name.decode(errors="replace") for name in said if name), None)
     return None if id_ is None or due_ms is None or topic is None else (id_, due_ms, topic)
 
