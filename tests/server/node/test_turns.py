@@ -18,6 +18,7 @@ async def test_who_asks_for_much_waits_for_itself() -> None:
         ]
         await asyncio.sleep(0)
         asked[1].cancel()
+        await asyncio.sleep(0)  # the thread hears of it
         goes_on.set()
         await asyncio.gather(first, *asked, return_exceptions=True)
     finally:
