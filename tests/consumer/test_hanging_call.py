@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import Future
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,13 +15,15 @@ from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[at
 
 from delaywheel.consumer import Partition
 from delaywheel.consumer.kafka import KafkaBroker, member, transaction
-from delaywheel.consumer.kafka.topics import ends_of, first_since, topics_unable
+from delaywheel.consumer.kafka.topics import ends_of, first_since, ids_unable, topics_unable
 from delaywheel.consumer.kafka.transaction import Transaction
 from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
 from delaywheel.consumer.records import Passed
-from delaywheel.consumer.settings import read_settings
+from delaywheel.consumer.settings import read_settings, transactional_ids
 from delaywheel.transactional import Outgoing
 from support.kafka.fenced_admin import FencedAdmin
+
+KILLED = 2
 
 
 class FakeProducer:
@@ -114,45 +118,102 @@ def answer(value: Any) -> Future[Any]:
     return future
 
 
-def described(*partitions: tuple[int | None, int, int]) -> SimpleNamespace:
-    """A topic, with the leader of each partition, and how many replicas are in sync, and are."""
-    nodes = range(3)
-    return SimpleNamespace(
-        partitions=[
-            SimpleNamespace(
-                leader=None if leader is None else nodes[leader],
-                isr=nodes[:in_sync],
-                replicas=nodes[:replicas],
-            )
-            for leader, in_sync, replicas in partitions
-        ]
-    )
+class Metadata:
+    """What brokers answer about one topic: two of them are there, and the third one was killed."""
+
+    def __init__(self, name: str, partitions: list[tuple[int, int, int]]) -> None:
+        """The leader of each partition, and how many replicas are in sync, and are."""
+        self._name, self._partitions, self._listening = name, partitions, ExitStack()
+
+    def __enter__(self) -> AdminClient:
+        with self._listening:
+            sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+            for each in sockets:
+                self._listening.enter_context(each)
+            brokers = {
+                number: SimpleNamespace(host="127.0.0.1", port=each.getsockname()[1])
+                for number, each in enumerate(sockets)
+            }
+            sockets[KILLED].close()
+            found = [
+                SimpleNamespace(leader=leader, isrs=range(in_sync), replicas=range(replicas))
+                for leader, in_sync, replicas in self._partitions
+            ]
+            topic = SimpleNamespace(partitions=dict(enumerate(found)), error=None)
+            self._answer = SimpleNamespace(brokers=brokers, topics={self._name: topic})
+            self._listening = self._listening.pop_all()
+        return cast("AdminClient", self)
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+
+    def list_topics(self, name: str, **_: Any) -> Any:
+        assert name == self._name
+        return self._answer
+
+    def describe_configs(self, asked: list[ConfigResource], **_: Any) -> dict[Any, Future[Any]]:
+        return {asked[0]: answer({"min.insync.replicas": SimpleNamespace(value="2")})}
 
 
 @pytest.mark.parametrize(
     ("partitions", "is_unable"),
     [
         ([(0, 3, 3), (1, 2, 3)], False),
-        ([(0, 3, 3), (None, 1, 1)], True),
+        ([(0, 3, 3), (-1, 1, 1)], True),
+        ([(0, 3, 3), (KILLED, 3, 3)], True),
         ([(0, 1, 3)], True),
         ([(0, 1, 1)], False),
     ],
 )
 def test_a_topic_cannot_be_written_to_if_one_of_its_partitions_cannot(
-    partitions: list[tuple[int | None, int, int]], is_unable: bool
+    partitions: list[tuple[int, int, int]], is_unable: bool
 ) -> None:
-    least = {"min.insync.replicas": SimpleNamespace(value="2")}
+    """Kafka names a broker that was killed for seconds as the leader."""
+    with Metadata("bills", partitions) as admin:
+        assert topics_unable(admin, ["bills"]) == ({"bills"} if is_unable else set())
 
-    class Admin:
-        def describe_topics(self, _: Any, **__: Any) -> dict[str, Future[Any]]:
-            return {"bills": answer(described(*partitions))}
 
-        def describe_configs(self, asked: list[ConfigResource], **_: Any) -> dict[Any, Future[Any]]:
-            return {asked[0]: answer(least)}
+@pytest.mark.parametrize(
+    ("id_", "partition"),
+    [("hello", 22), ("delaywheel", 20), ("polygenelubricants", 0)],  # the last hash has no positive
+)
+def test_an_ids_coordinator_is_found_as_kafka_does(id_: str, partition: int) -> None:
+    for away in range(50):
+        led = [(KILLED if number == away else 0, 3, 3) for number in range(50)]
+        with Metadata("__transaction_state", led) as admin:
+            assert (ids_unable(admin, [id_], 1.0) == {id_}) == (away == partition)
 
-    assert topics_unable(cast("AdminClient", Admin()), ["bills"]) == (
-        {"bills"} if is_unable else set()
-    )
+
+def test_an_id_whose_coordinator_was_killed_is_left_for_one_that_has_its_own(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not if no other one has: with one broker all are away, for a moment perhaps."""
+    monkeypatch.setattr(transaction, "CALL_S", 3_600.0)  # for which this test would wait
+    monkeypatch.setattr(transaction, "UNANSWERED_S", 0.01)
+    settings = read_settings("orders", "group", "nowhere:1", {"instance": "a"})
+    broker = KafkaBroker(settings)
+    with Metadata("__transaction_state", [(0, 3, 3), (KILLED, 3, 3)]) as broker._admin:
+        broker.renew_producer(frozenset())
+        failure = commit(FakeProducer(), broker)
+        assert failure == TransactionFailure("the coordinator of this transactional id is away")
+        broker.renew_producer(frozenset())
+    ids = transactional_ids("group", "a")
+    assert coordinator.ids == [ids[0], ids[2]], "those of the first two are led by the killed one"
+    with Metadata("__transaction_state", [(KILLED, 3, 3)]) as broker._admin:
+        monkeypatch.setattr(transaction, "CALL_S", 0.05)
+        assert commit(FakeProducer(), broker) == TransactionFailure(
+            "the coordinator of the group did not answer"
+        )
+
+
+def test_records_without_coordinator_say_nothing_of_their_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else their partitions would be held up once another id has none, either."""
+    monkeypatch.setattr(transaction, "CALL_S", 3_600.0)
+    monkeypatch.setattr(transaction, "UNANSWERED_S", 0.0)
+    failure = write_to({"bills"}, set(), should_leave=True)
+    assert failure == TransactionFailure("the coordinator of this transactional id is away")
 
 
 class SilentProducer(FakeProducer):
@@ -165,9 +226,12 @@ class SilentProducer(FakeProducer):
         return 2
 
 
-def write_to(topics: set[str], unable: set[str]) -> TransactionFailure | None:
+def write_to(
+    topics: set[str], unable: set[str], *, should_leave: bool = False
+) -> TransactionFailure | None:
     """Writes to topics that do not answer, of which Kafka says that some cannot be written to."""
-    written = Transaction(cast("Producer", SilentProducer()), unable.intersection)
+    producer = cast("Producer", SilentProducer())
+    written = Transaction(producer, unable.intersection, lambda: should_leave)
     return written.commit([Outgoing(one, None, b"", []) for one in sorted(topics)], {}, b"m")
 
 
@@ -212,8 +276,8 @@ def test_an_id_that_kafka_said_it_cannot_end_is_hardly_waited_for(
     assert coordinator.patience_s == [member.ENDED_S, member.UNENDED_S, member.ENDED_S]
 
 
-def commit(producer: FakeProducer) -> TransactionFailure | None:
-    broker = KafkaBroker(read_settings("orders", "group", "nowhere:1", {}))
+def commit(producer: FakeProducer, broker: KafkaBroker | None = None) -> TransactionFailure | None:
+    broker = broker or KafkaBroker(read_settings("orders", "group", "nowhere:1", {}))
     broker._producer = cast("Producer", producer)
     return broker.commit((), {Partition("orders", 0): Passed(5)}, b"membership")
 

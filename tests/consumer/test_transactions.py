@@ -163,7 +163,7 @@ class DroppingProducer:
 
 
 def test_a_missing_right_is_known_though_records_are_only_said_to_be_dropped() -> None:
-    transaction = Transaction(cast("Producer", DroppingProducer()), lambda _: set())
+    transaction = Transaction(cast("Producer", DroppingProducer()), lambda _: set(), lambda: False)
     failure = transaction.commit(
         [Outgoing("dead", None, b"v", [])], {Partition("a", 0): Passed(1)}, b""
     )

@@ -250,7 +250,7 @@ class Broker(Protocol):
     def unable(self, topics: Collection[str]) -> AbstractSet[str]:
         """Returns those of these topics with a partition that cannot be written to now.
 
-        It has no leader, or fewer replicas in sync than it needs.
+        It has no leader that takes connections, or fewer replicas in sync than it needs.
 
         Raises:
             KafkaUnavailable: Try again.

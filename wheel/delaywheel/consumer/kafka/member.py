@@ -24,9 +24,9 @@ of the same epoch:
 A new producer of the same id ends what the former one has begun. That does not come to its end
 while a partition that was written to has no leader, or too few replicas in sync: Kafka answers
 CONCURRENT_TRANSACTIONS to every producer of the id until the marker is written there; or its
-coordinator may be away. So the next one has another id, and each one that fails has the next wait
-for longer: brokers may just be busy. What is left of the former transaction, and why it decides
-nothing any more, is in decision 302.
+coordinator may be away. So the next one has another id, one whose coordinator is there if that can
+be known, and each one that fails has the next wait for longer: brokers may just be busy. What is
+left of the former transaction, and why it decides nothing any more, is in decision 302.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ from delaywheel.consumer.kafka.topics import (
     check_sizes,
     ends_of,
     first_since,
+    ids_unable,
     limits_of,
     make_topics,
     partitions_of,
@@ -418,7 +419,7 @@ class KafkaBroker:
                 return TransactionFailure(str(gone))
         if self._producer is None:
             return TransactionFailure("no transactional producer")
-        transaction = Transaction(self._producer, self._unable_soon)
+        transaction = Transaction(self._producer, self._unable_soon, self._should_leave_id)
         failure = transaction.commit(records, offsets, membership, one_by_one=one_by_one)
         self._is_copy_loose = transaction.is_copy_loose
         if failure is not None and failure.is_fenced:
@@ -434,6 +435,17 @@ class KafkaBroker:
                 return topics_unable(self._asking, topics, UNANSWERED_S)
         except (KafkaUnavailable, ConsumerError):
             return frozenset()
+
+    def _should_leave_id(self) -> bool:
+        """Whether the coordinator of this id is away; then one that has its own is the next."""
+        try:
+            with translated_errors():
+                away = ids_unable(self._asking, self._ids, UNANSWERED_S)
+        except (KafkaUnavailable, ConsumerError):
+            return False
+        number = next((n for n, one in enumerate(self._ids) if one not in away), 0)
+        self._ids.rotate(-number)
+        return number > 0
 
     def _fenced(self, text: str) -> ConsumerError:
         instance, group = self._settings.instance, self._settings.group

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -15,9 +17,12 @@ from confluent_kafka import (
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
     AclOperation,
     AdminClient,
+    BrokerMetadata,
+    ClusterMetadata,
     ConfigResource,
     OffsetSpec,
     ResourceType,
+    TopicMetadata,
 )
 from confluent_kafka.cimpl import NewTopic
 
@@ -36,6 +41,8 @@ from delaywheel.transactional import MIN_INSYNC
 
 ASK_S = 5.0
 TOPICS_S = 30.0
+CONNECT_S = 1.0
+TRANSACTIONS = "__transaction_state"
 NEW_TOPIC_S = 1.0
 """How long a broker may need to hear of a topic that another one knows."""
 _FOR_GOOD = REFUSALS | {
@@ -91,17 +98,60 @@ def topics_unable(admin: AdminClient, names: Collection[str], timeout_s: float =
     Each transaction that has touched such a partition stays open there, and keeps its id.
     """
     found: set[str] = set()
-    asked = admin.describe_topics(TopicCollection(sorted(names)), request_timeout=timeout_s)
-    for name, future in asked.items():
-        partitions = future.result().partitions
-        lacking = [one for one in partitions if len(one.isr) < len(one.replicas)]
-        if any(one.leader is None for one in partitions):
+    for name in sorted(names):
+        seen = admin.list_topics(name, timeout=timeout_s)
+        topic = seen.topics[name]
+        if topic.error is not None:
+            raise KafkaException(topic.error)
+        lacking = [one for one in topic.partitions.values() if len(one.isrs) < len(one.replicas)]
+        if _without_leader(seen, topic):
             found.add(name)
         elif lacking:
             least = int(_config(admin, name, timeout_s).get(MIN_INSYNC, "1"))
-            if any(len(one.isr) < least for one in lacking):
+            if any(len(one.isrs) < least for one in lacking):
                 found.add(name)
     return found
+
+
+def ids_unable(admin: AdminClient, ids: Collection[str], timeout_s: float) -> set[str]:
+    """Returns those of these transactional ids whose coordinator is not there.
+
+    It leads the partition that the hash of an id chooses, as Java has it. None, if these
+    credentials may not describe the topic of that.
+    """
+    seen = admin.list_topics(TRANSACTIONS, timeout=timeout_s)
+    topic = seen.topics[TRANSACTIONS]
+    away = _without_leader(seen, topic)
+    return {one for one in ids if away and _hash(one) % len(topic.partitions) in away}
+
+
+def _without_leader(seen: ClusterMetadata, topic: TopicMetadata) -> set[int]:
+    """Returns the partitions of a topic whose leader is not there.
+
+    Kafka names a broker that was killed until its session has ended, 9 s later. That it takes no
+    connection is known at once.
+    """
+    leaders = {one.leader for one in topic.partitions.values()}
+    away = {one for one in leaders if not _is_there(seen.brokers.get(one))}
+    return {number for number, one in topic.partitions.items() if one.leader in away}
+
+
+def _is_there(broker: BrokerMetadata | None) -> bool:
+    if broker is None:
+        return False
+    try:
+        socket.create_connection((broker.host, broker.port), CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _hash(text: str) -> int:
+    """Returns the absolute value of Java's hash of a text."""
+    hashed = 0
+    for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be")):
+        hashed = (31 * hashed + unit) & 0xFFFF_FFFF
+    return 0 if hashed == 1 << 31 else min(hashed, (1 << 32) - hashed)
 
 
 def limits_of(reader: Consumer, ingress: str) -> IngressLimits | None:

@@ -54,6 +54,10 @@ def read_note(offset: int, note: str | None) -> Passed:
         return Passed(offset)
 
 
+class _CoordinatorAwayError(KafkaUnavailable):
+    """The coordinator of this transaction takes no connection, and that of another id does."""
+
+
 class Transaction:
     """One transaction of a producer.
 
@@ -62,15 +66,20 @@ class Transaction:
     """
 
     def __init__(
-        self, producer: Producer, unable: Callable[[Collection[str]], AbstractSet[str]]
+        self,
+        producer: Producer,
+        unable: Callable[[Collection[str]], AbstractSet[str]],
+        should_leave: Callable[[], bool],
     ) -> None:
         """Begins nothing.
 
         Args:
             unable: Returns which of these topics cannot be written to now, if Kafka says so soon.
+            should_leave: Whether its coordinator is away, and another id has one.
         """
         self._producer = producer
         self._unable_of = unable
+        self._should_leave = should_leave
         self._unable: frozenset[str] = frozenset()
         self._refused: list[tuple[str, KafkaError]] = []
         self._left: Counter[str] = Counter()
@@ -102,16 +111,18 @@ class Transaction:
                     self._flush()
             self._flush()
             began_s = time.monotonic()
-            _send_offsets(self._producer, passed, membership)
+            self._send_offsets(passed, membership)
             ending_s = time.monotonic()
             is_before_end = False
             self._producer.commit_transaction(CALL_S)
         except (KafkaException, BufferError, KafkaUnavailable) as exception:
             cause = self._cause_of(exception, passed, membership)
             failure = failure_of(cause, self._refused, is_before_end=is_before_end)
+            if isinstance(cause, _CoordinatorAwayError):
+                return failure
             unanswered = frozenset(+self._left)
             if unanswered and not self._unable:
-                self._look(unanswered)
+                self._unable = unanswered & self._unable_of(unanswered)
             return failure._replace(unanswered=unanswered, unable=self._unable)
         ended_s = time.monotonic()
         self.is_copy_loose = (
@@ -132,7 +143,7 @@ class Transaction:
             return raised
         self._refused.clear()
         try:
-            _send_offsets(self._producer, passed, membership)
+            self._send_offsets(passed, membership)
         except (KafkaException, KafkaUnavailable) as cause:
             return cause
         return raised
@@ -165,8 +176,9 @@ class Transaction:
     def _flush(self) -> None:
         """Waits until all records are answered.
 
-        A topic that cannot be written to now would not answer in time, and all partitions of the
-        consumer wait meanwhile: so Kafka is asked whether it is that.
+        A topic that cannot be written to now would not answer in time, nor would a coordinator that
+        is away, and all partitions of the consumer wait meanwhile: so Kafka is asked whether it is
+        that.
         """
         began_s = asked_s = time.monotonic()
         while True:
@@ -179,41 +191,47 @@ class Transaction:
             if time.monotonic() > began_s + CALL_S:
                 raise NoAnswerInTime(f"no answer to {unanswered} records")
             if time.monotonic() > asked_s + UNANSWERED_S:
-                self._look(frozenset(+self._left))
+                topics = frozenset(+self._left)
+                self._unable = topics & self._unable_of(topics)
                 asked_s = time.monotonic()
+                if not self._unable:
+                    self._leave_if_away()
             if self._unable:
-                topics = ", ".join(sorted(self._unable))
+                named = ", ".join(sorted(self._unable))
                 raise KafkaUnavailable(
-                    f"{topics}: no leader, or too few replicas in sync, of a partition"
+                    f"{named}: no leader, or too few replicas in sync, of a partition"
                 )
 
-    def _look(self, unanswered: frozenset[str]) -> None:
-        self._unable = unanswered & self._unable_of(unanswered)
+    def _leave_if_away(self) -> None:
+        if self._should_leave():
+            raise _CoordinatorAwayError("the coordinator of this transactional id is away")
 
+    def _send_offsets(self, offsets: list[TopicPartition], membership: bytes) -> None:
+        """Adds offsets to a transaction, on a thread that may be abandoned.
 
-def _send_offsets(producer: Producer, offsets: list[TopicPartition], membership: bytes) -> None:
-    """Adds offsets to a transaction, on a thread that may be abandoned.
+        The call of librdkafka does not end while the group's coordinator is away, whatever its
+        time-out (its issue 5456), and when a single broker was restarted it did not end at all. The
+        producer is replaced then, which fences the transaction that the call belongs to.
 
-    The call of librdkafka does not end while the group's coordinator is away, whatever its time-out
-    (its issue 5456), and when a single broker was restarted it did not end at all. The producer is
-    replaced then, which fences the transaction that the call belongs to.
+        Raises:
+            KafkaException: Kafka, or the client, refused.
+            KafkaUnavailable: The call did not end.
+        """
+        raised: list[Exception] = []
+        has_ended = threading.Event()
 
-    Raises:
-        KafkaException: Kafka, or the client, refused.
-        KafkaUnavailable: The call did not end.
-    """
-    raised: list[Exception] = []
-    has_ended = threading.Event()
+        def call() -> None:
+            try:
+                self._producer.send_offsets_to_transaction(offsets, membership, CALL_S)
+            except Exception as error:  # noqa: BLE001 - it is raised where the caller waits
+                raised.append(error)
+            has_ended.set()
 
-    def call() -> None:
-        try:
-            producer.send_offsets_to_transaction(offsets, membership, CALL_S)
-        except Exception as error:  # noqa: BLE001 - it is raised where the caller waits
-            raised.append(error)
-        has_ended.set()
-
-    threading.Thread(target=call, name="delaywheel-offsets", daemon=True).start()
-    if not has_ended.wait(CALL_S):
-        raise KafkaUnavailable("the coordinator of the group did not answer")
-    if raised:
-        raise raised[0]
+        threading.Thread(target=call, name="delaywheel-offsets", daemon=True).start()
+        deadline_s = time.monotonic() + CALL_S
+        while not has_ended.wait(min(UNANSWERED_S, CALL_S)):
+            if time.monotonic() >= deadline_s:
+                raise KafkaUnavailable("the coordinator of the group did not answer")
+            self._leave_if_away()
+        if raised:
+            raise raised[0]
