@@ -1,4 +1,4 @@
-"""A consumer's handlers write to a topic that has one copy, whose broker is away."""
+"""A partition that a consumer writes, or reads, has one copy, whose broker is away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import pytest
 from confluent_kafka import Producer, TopicCollection
 
-from delaywheel.consumer import ConsumerEvents, ConsumerTrouble, RetryConsumer
+from delaywheel.consumer import ConsumerEvents, ConsumerTrouble, Partition, RetryConsumer
 from delaywheel.consumer.engine import held_up
 from delaywheel.ingress import ingress_topic
 from delaywheel.kafka_admin import KafkaAdmin
@@ -18,6 +18,7 @@ from support.services.service import wait_until
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 WRITTEN, OTHER = 0, 1
+LATE = 1
 AWAY = 3
 UNABLE = "no leader, or too few replicas in sync, of a partition"
 PATIENT_S = 120.0
@@ -103,4 +104,51 @@ def test_a_partition_without_leader_holds_up_who_writes_there_alone(
         handler.join()
     values = [message.value() for message in read_all(brokers.address, bills, at_least=sent)]
     assert values == [b"%d" % number for number in range(sent)]
+    brokers.wait_until_in_sync()
+
+
+def test_a_partition_without_leader_is_begun_with_later(brokers: Brokers, cluster_id: str) -> None:
+    """Where it ends nobody says; the others are begun with, and it once there is a leader."""
+    topic, seen = f"split-{cluster_id}", list[bytes | None]()
+    create_topic(brokers.address, ingress_topic(cluster_id))
+    create_topic(brokers.address, topic, partitions=2, config={"min.insync.replicas": "1"})
+    brokers.reassign({(topic, LATE): [AWAY]})
+    wait_until("it has one copy", lambda: brokers.copies(topic)[LATE] == [AWAY])
+    producer = Producer({"bootstrap.servers": brokers.address})
+    brokers.each[AWAY - 1].stop()
+    try:
+        wait_until("it has no leader", lambda: brokers.leaders()[topic, LATE] < 0)
+        with RetryConsumer(
+            topic,
+            group="g",
+            bootstrap=brokers.address,
+            cluster=cluster_id,
+            retry=(),
+            start="latest",
+        ) as consumer:
+
+            def handle() -> None:
+                for message in consumer:
+                    with message:
+                        seen.append(message.value)
+
+            handler = threading.Thread(target=handle)
+            handler.start()
+            lacks, other = ConsumerTrouble.NO_LEADER, Partition(topic, 0)
+            wait_until("it is told", lambda: lacks in consumer.health.troubles, timeout_s=PATIENT_S)
+            assert f"{topic}/{LATE}" in consumer.health.troubles[lacks]
+            wait_until("the other is begun with", lambda: other in consumer.partitions)
+            producer.produce(topic, b"at once", partition=0)
+            producer.produce(topic, b"later", partition=LATE)
+            wait_until("that is handled", lambda: seen == [b"at once"], timeout_s=PATIENT_S)
+            assert Partition(topic, LATE) not in consumer.partitions
+            brokers.each[AWAY - 1].start()
+            producer.flush()
+            wait_until("both are", lambda: seen == [b"at once", b"later"], timeout_s=PATIENT_S)
+            wait_until("all is well", lambda: consumer.health.is_well, timeout_s=PATIENT_S)
+            consumer.stop()
+            handler.join()
+    finally:
+        if not brokers.each[AWAY - 1].running:
+            brokers.each[AWAY - 1].start()
     brokers.wait_until_in_sync()
