@@ -412,13 +412,13 @@ class Reschedules:
         self, attempt: _Attempt, subject: Subject, there: Found
     ) -> RescheduleProposal:
         """Returns the proposal, unless it is known that it would not be decided."""
+        self._decided_dues.check_room(subject.key.topic)
         if attempt.to_ms <= (until_ms := self._decided_until_ms()):
             attempt.to_ms = max(wall_ms(), until_ms) + attempt.ahead_ms
             attempt.ahead_ms *= 2
             there = (await self._finder.find(Reference.of(subject.key.at(attempt.to_ms)))).found
         if self._may_be_half(subject.key.due_ms) and await self._finder.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
-        self._decided_dues.check_room(subject.key.topic)
         progress = self._finder.basis().progress
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
