@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 
 import pytest
@@ -12,11 +13,13 @@ from local.release.checks import Release
 from local.release.run import ROOT
 from local.release.source import source_of
 
+VERSION = "9.8.7"
+
 
 @pytest.fixture(scope="session")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     folder = tmp_path_factory.mktemp("release")
-    source = source_of(ROOT, is_dev=True)
+    source = dataclasses.replace(source_of(ROOT, is_dev=True), version=VERSION)
     dist = build(source, folder / "first")
     sums.write_sums(dist)
     key = folder / "key"

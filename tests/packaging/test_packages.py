@@ -28,9 +28,8 @@ class Linked(Environment):
 
     def __init__(self, folder: Path, release: Release) -> None:
         super().__init__(folder)
-        alone = ("--no-index", "--no-deps", "--no-compile", str(release.wheel))
-        self.told(*self._pip, "install", "--quiet", *alone)
-        self._requirements = release.requirements
+        self.pip("install", "--no-deps", "--no-compile", str(release.wheel))
+        self._requirements = release.described.requires or []
         self._site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
 
     @contextlib.contextmanager
@@ -52,10 +51,20 @@ class Linked(Environment):
                 link.unlink()
 
     def delaywheel(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run(str(self.programs / "delaywheel"), *arguments)
+        return self._run(str(self.programs / "delaywheel"), *arguments)
 
     def imports(self, code: str) -> subprocess.CompletedProcess[str]:
-        return self.run(self.python, "-c", code)
+        return self._run(self.python, "-c", code)
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self.variables,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from local.release import run, sums
-from local.release.bill import components
 from local.release.checks import CHECKS, Release, has_same_bytes
 from local.release.run import ROOT
 from local.release.source import NO_VERSION, NotReleasableError, NotRunError, source_of
@@ -78,13 +77,18 @@ def test_a_release_of_this_tree_is_right(what: str, release: Release) -> None:
     assert CHECKS[what](release)
 
 
+def test_what_is_built_has_the_version_of_its_tag(release: Release) -> None:
+    assert release.described.version == release.source.version != NO_VERSION
+    assert {release.wheel, release.sdist} <= {*release.dist.iterdir()}
+
+
 def test_the_sdist_has_what_is_packaged_for_others(release: Release) -> None:
     names = subprocess.check_output(["tar", "-tzf", release.sdist], text=True)
     assert "/packaging/systemd/delaywheel.service\n" in names
 
 
 def test_another_key_and_other_bytes_are_noticed(release: Release, tmp_path: Path) -> None:
-    with pytest.raises(NotReleasableError, match="not verified"):
+    with pytest.raises(NotReleasableError, match="Could not verify signature"):
         sums.check_signature(release.dist, NOBODYS_KEY, tmp_path)
     later = dataclasses.replace(release.source, epoch_s=release.source.epoch_s + 86_400)
     other = dataclasses.replace(release, source=later, scratch=tmp_path)
@@ -97,7 +101,7 @@ def test_the_readme_has_the_line_that_verifies() -> None:
 
 
 def test_the_sbom_says_which_extras_install_what(release: Release) -> None:
-    (pyarrow,) = (part for part in components(release.wheel) if part["name"] == "pyarrow")
+    (pyarrow,) = (part for part in release.components if part["name"] == "pyarrow")
     assert pyarrow["scope"] == "optional"
     assert "server" in pyarrow["properties"][0]["value"].split()
 

@@ -13,7 +13,7 @@ from local.release import bill
 from local.release.source import Source, git, run
 
 PINS = "constraints.txt"
-_VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_DELAYWHEEL"
+_VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION"  # hatch-vcs does not tell it our name
 
 
 def build(source: Source, folder: Path) -> Path:
@@ -24,16 +24,11 @@ def build(source: Source, folder: Path) -> Path:
     """
     tree, built = folder / "tree", folder / "dist"
     _copy(source.root, tree)
-    metadata = project_wheel_metadata(tree, isolated=False)
-    (tree / bill.FILE).write_text(
-        bill.bill_of(
-            source.version,
-            source.epoch_s,
-            metadata.get_all("Requires-Dist") or [],
-            bill.of_users(metadata.get_all("Provides-Extra") or []),
-            bill.pins((tree / PINS).read_text()),
-        )
-    )
+    said = project_wheel_metadata(tree, isolated=False)
+    extras = bill.of_users(said.get_all("Provides-Extra"))
+    pins = (tree / PINS).read_text()
+    listed = bill.bill_of(source, said.get_all("Requires-Dist") or [], extras, pins)
+    (tree / bill.FILE).write_text(listed)
     # The sdist from the copy, and the wheel from that sdist.
     command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(tree))
     settings = {_VERSION_VARIABLE: source.version, "SOURCE_DATE_EPOCH": str(source.epoch_s)}
@@ -46,6 +41,6 @@ def _copy(root: Path, tree: Path) -> None:
     """Copies what Git does not ignore: what else lies about is not shipped."""
     listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in filter(None, listed.split("\0")):
-        if (root / name).is_file():  # it may be deleted in the tree alone
+        if (root / name).exists():  # it may be deleted in the tree alone
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, tree / name)
+            shutil.copy2(root / name, tree / name, follow_symlinks=False)

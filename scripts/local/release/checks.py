@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import filecmp
+import json
 import sys
 import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from email import message_from_string
-from email.message import Message
+from importlib.metadata import PathDistribution
 from pathlib import Path
+from typing import Any
 
 from local.loopback.kafka import KafkaBroker
 from local.loopback.kafka_jars import KafkaError, find_java
@@ -40,43 +41,40 @@ class Release:
     @property
     def wheel(self) -> Path:
         """The only one."""
-        (wheel,) = self.dist.glob("*.whl")
-        return wheel
+        return self.dist / f"delaywheel-{self.source.version}-py3-none-any.whl"
 
     @property
     def sdist(self) -> Path:
         """The only one."""
-        (sdist,) = self.dist.glob("*.tar.gz")
-        return sdist
+        return self.dist / f"delaywheel-{self.source.version}.tar.gz"
 
     @property
-    def readme(self) -> str:
-        """README, as the wheel's metadata has it."""
-        return str(self._metadata.get_payload())
+    def described(self) -> PathDistribution:
+        """The wheel's metadata: README, requirements, extras, SBOM."""
+        return PathDistribution(
+            zipfile.Path(self.wheel, f"delaywheel-{self.source.version}.dist-info/")
+        )
 
     @property
     def extras(self) -> list[str]:
         """All that a user may ask for, with none first."""
-        return ["", *bill.of_users(self._metadata.get_all("Provides-Extra") or [])]
+        return ["", *bill.of_users(self.described.metadata.get_all("Provides-Extra"))]
 
     @property
-    def requirements(self) -> list[str]:
-        """Of all extras, as the wheel's metadata has them."""
-        return self._metadata.get_all("Requires-Dist") or []
-
-    @property
-    def _metadata(self) -> Message:
-        with zipfile.ZipFile(self.wheel) as content:
-            (name,) = (n for n in content.namelist() if n.endswith(".dist-info/METADATA"))
-            return message_from_string(content.read(name).decode())
+    def components(self) -> list[Any]:
+        """Those of the SBOM."""
+        return list(json.loads(self.described.read_text(f"sboms/{bill.FILE}") or "")["components"])
 
     def installed(self, extra: str) -> Environment:
         """Returns the environment with an extra; made when it is first asked for."""
         folder = self.scratch / f"with {extra}".strip()
-        if folder.exists():
-            return Environment(folder)
+        is_new = not folder.exists()
         environment = Environment(folder)
-        environment.install(self.wheel, extra, self.dist / PINS)
+        if is_new:
+            wanted = f"{self.wheel}[{extra}]" if extra else str(self.wheel)
+            environment.pip(
+                "install", "--no-compile", "--constraint", str(self.dist / PINS), wanted
+            )
         return environment
 
 
@@ -109,7 +107,10 @@ def has_licences(release: Release) -> str:
         for names in (wheel.namelist(), sdist.getnames()):
             if not any(name.endswith("/LICENSE") for name in names):
                 raise NotReleasableError("LICENSE is missing from an archive")
-    counts = Counter(bill.licence_in(component) for component in bill.components(release.wheel))
+    said = [part["licenses"][0] for part in release.components]
+    counts = Counter(
+        one.get("expression") or one["license"].get("id") or one["license"]["name"] for one in said
+    )
     return "; ".join(f"{licence} ({count})" for licence, count in sorted(counts.items()))
 
 
@@ -124,32 +125,31 @@ def is_signed(release: Release) -> str:
 
 def has_a_true_bill(release: Release) -> str:
     """The SBOM lists what pip installs from dist/ with each extra, and nothing else."""
-    parts = bill.components(release.wheel)
-    for extra in release.extras:
-        listed = {part["name"]: part["version"] for part in parts if extra in bill.extras_of(part)}
-        found = release.installed(extra).versions()
-        if different := listed.items() ^ found.items():
+    listed: dict[str, dict[str, str]] = {extra: {} for extra in release.extras}
+    for part in release.components:
+        extras = next(each["value"] for each in part["properties"] if each["name"] == bill.EXTRAS)
+        for extra in (*extras.split(), *([""] if part["scope"] == "required" else [])):
+            listed[extra][part["name"]] = part["version"]
+    for extra, packages in listed.items():
+        if different := packages.items() ^ release.installed(extra).versions().items():
             raise NotReleasableError(f"SBOM and installation with [{extra}] differ: {different}")
-    return f"{len(parts)} packages; by extra as installed"
+    return f"{len(release.components)} packages; by extra as installed"
 
 
 def has_first_minutes(release: Release) -> str:
     """README's first minutes with each extra, in an environment made from dist/ alone."""
-    readme = release.readme
     try:
         find_java()
     except KafkaError as missing:
         raise NotRunError(str(missing)) from missing
+    readme = str(release.described.metadata.json["description"])
     with (
         KafkaBroker() as broker,
-        first_minutes.node(
-            release.installed("server"), readme, broker.address, first_minutes.README_TOPIC
-        ) as address,
+        first_minutes.node(release.installed("server"), readme, broker.address) as address,
     ):
         for extra in release.extras:
-            environment = release.installed(extra)
             first_minutes.try_extra(
-                environment, extra, readme, broker.address, address, first_minutes.README_TOPIC
+                release.installed(extra), extra, readme, broker.address, address
             )
     return f"with {', '.join(extra or 'none' for extra in release.extras)}"
 

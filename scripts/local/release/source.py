@@ -10,6 +10,8 @@ from pathlib import Path
 NO_VERSION = "0.0.0.dev0"
 """Of what is no release: of a tree with changes, or without a tag."""
 TAGS = "[0-9]*.[0-9]*.[0-9]*"
+PATIENCE_S = 600.0
+"""For all that one command does: to install Spark takes minutes on a busy machine."""
 _SHOWN = 3
 
 
@@ -69,7 +71,13 @@ def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = Non
     """
     try:
         done = subprocess.run(
-            command, cwd=cwd, env=env, capture_output=True, text=True, check=False
+            command,
+            cwd=cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
         )
     except FileNotFoundError as missing:
         raise NotReleasableError(f"{command[0]} is not installed") from missing
