@@ -27,6 +27,7 @@ from support.clients.command import Command
 ROOT = Path(__file__).parents[2]
 
 COMMANDS = {
+    "init",
     "serve",
     "produce",
     "slots",
@@ -41,6 +42,7 @@ COMMANDS = {
     "whoami",
     "config check",
     "config show",
+    "doctor",
     "clock set-back",
     "completion",
     "tail",
@@ -157,8 +159,8 @@ def test_examples_are_command_lines_that_can_be_read(name: str, asked: cli.Comma
     for line in lines:
         said = line.partition(f"delaywheel {name}")[2]
         words = shlex.split(re.split(r"\)$|[|<>]", said)[0].replace('"$handle"', "h"))
-        files = dict.fromkeys(("orders.txt", "pending.jsonl", "moved.jsonl"), str(ROOT / "LICENSE"))
-        there = {"/var/lib/delaywheel": str(ROOT), **files}
+        files = ("orders.txt", "pending.jsonl", "moved.jsonl", "node.log")
+        there = {"/var/lib/delaywheel": str(ROOT), **dict.fromkeys(files, str(ROOT / "LICENSE"))}
         words = [there.get(word, word) for word in words]
         cli.Parser(name, asked).read(words)
 
@@ -200,7 +202,7 @@ def test_command_is_documented(name: str, command: Command) -> None:
     assert f"Usage: delaywheel {name}" in ended.out
 
 
-READING = sorted(COMMANDS - {"serve", "config check", "completion", "topic create"})
+READING = sorted(COMMANDS - {"init", "serve", "config check", "completion", "topic create"})
 
 
 @pytest.mark.parametrize("name", READING)

@@ -105,6 +105,9 @@ def test_consumers_need_their_extra(installed: Linked) -> None:
 
 @with_extra("cli")
 def test_the_command_does_all_but_serve(installed: Linked, tmp_path: Path) -> None:
+    cluster = ("--kafka", "127.0.0.1:1", "--cluster", "c", "--nodes", "n1", "--systemd")
+    assert installed.delaywheel("init", *cluster, "--out", str(tmp_path / "c")).returncode == 0
+    assert (tmp_path / "c" / "n1" / "delaywheel.service").stat().st_size
     here = ("--set", f"data_dir={tmp_path / 'n1'}")
     assert installed.delaywheel("config", "check", *CONFIG, *here).returncode == 0
     assert installed.delaywheel("slots", "--data", str(GOLDEN)).stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from delaywheel_replica.cli import options
 from delaywheel_replica.cli.parsing import Parser
 from delaywheel_replica.cli.values import (
@@ -18,6 +20,20 @@ from delaywheel_replica.cli.values import (
 
 CONFIRMED_TIMEOUT_S = 15.0
 """Longer than the leader's node waits for the commit."""
+
+
+def init(parser: Parser) -> None:
+    """Adds the arguments of `init`."""
+    parser.argument("--kafka", required=True, metavar="ADDRESS", help="Kafka's bootstrap servers")
+    parser.argument("--cluster", required=True, metavar="NAME", help="the cluster's name")
+    parser.argument(
+        "--nodes",
+        required=True,
+        metavar="NAME[=HOST],…",
+        help="1, 3 or 5 nodes: their names, and their hosts where these are others",
+    )
+    parser.argument("--systemd", action="store_true", help="with a unit for each node")
+    parser.argument("--out", required=True, type=Path, metavar="DIR", help="a new or empty folder")
 
 
 def serve(parser: Parser) -> None:
@@ -240,6 +256,23 @@ def verify(parser: Parser) -> None:
     """Adds the arguments of `verify`."""
     parser.argument("data", type=options.folder_path, metavar="DIR", help="a data folder")
     options.as_json(parser)
+
+
+def doctor(parser: Parser) -> None:
+    """Adds the arguments of `doctor`."""
+    options.config(parser)
+    parser.argument(
+        "--verify",
+        dest="is_verified",
+        action="store_true",
+        help="also check every frame of the data folder, as `verify` does: reads all of it",
+    )
+    parser.argument("--bundle", type=Path, metavar="FILE", help="a new file, as .tar.gz")
+    parser.argument(
+        "--log", type=options.file_path, metavar="FILE", help="with the end of this in the bundle"
+    )
+    options.as_json(parser)
+    options.asking(parser)
 
 
 def config_check(parser: Parser) -> None:

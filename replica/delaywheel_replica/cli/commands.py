@@ -23,6 +23,24 @@ _DEAD: Final = (
 )
 
 COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
+    "init": Command(
+        "Write the settings that each node of a new cluster starts with.",
+        f"{_DOING}.init:init",
+        arguments.init,
+        "A folder for each node: its settings, rights to begin with, and with --systemd a unit; "
+        "and what Kafka's administrator does, as commands. All of it or, if something is wrong, "
+        "nothing is written, and nothing is overwritten. Kafka is asked as by `config check "
+        "--connect`; whatever it answers is a warning.",
+        """
+            # The nodes' names are those of their machines
+            delaywheel init --kafka broker:9092 --cluster shop \\
+              --nodes delay-1,delay-2,delay-3 --systemd --out ./shop
+
+            # And where they are not
+            delaywheel init --kafka broker:9092 --cluster shop \\
+              --nodes n1=10.0.0.1,n2=10.0.0.2,n3=10.0.0.3 --out ./shop
+        """,
+    ),
     "serve": Command(
         "Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly.",
         f"{_DOING}.serve:serve",
@@ -203,6 +221,23 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
         "unfinished end of a file.",
         """
             delaywheel verify /var/lib/delaywheel
+        """,
+    ),
+    "doctor": Command(
+        "Look for what is wrong with a node and its cluster; with --bundle, for others to read.",
+        f"{_DOING}.doctor.command:doctor",
+        arguments.doctor,
+        "It does what `config check --connect` does, and judges the status of all nodes, their "
+        "versions and clocks, and how late this node's server comes to its work. It changes "
+        "nothing. Exit codes as there. The bundle has all that, settings, metrics, status, the "
+        "control topic, and the names in the data folder: no key, value or header of a message, "
+        "no password, token or private key. It is listed before it is written.",
+        """
+            delaywheel doctor --config node.toml
+
+            # For whoever helps, with the end of the node's log
+            journalctl -u delaywheel -n 5000 >node.log
+            delaywheel doctor --config node.toml --log node.log --bundle report.tar.gz
         """,
     ),
     "config": CommandGroup(

@@ -78,7 +78,7 @@ def show(file: Path | None, settings: Sequence[tuple[str, str]], *, as_json: boo
     for table, entries in tables.items():
         say(f"\n[{table}]")
         for name, value in entries.items():
-            say(_assignment(_toml(name), value, is_hidden=value == HIDDEN, table=table))
+            say(_assignment(toml(name), value, is_hidden=value == HIDDEN, table=table))
 
 
 def _assignment(name: str, value: Any, *, is_hidden: bool, table: str = "") -> str:
@@ -88,10 +88,10 @@ def _assignment(name: str, value: Any, *, is_hidden: bool, table: str = "") -> s
     if is_hidden:
         parts = [part for part in (table, name.strip('"').replace(".", "_")) if part]
         variable = f"DELAYWHEEL_{'__'.join(parts).upper()}"
-        return f"# {name} = {_toml(value)} is not shown: give it as {variable}"
-    return f"{name} = {_toml(value)}"
+        return f"# {name} = {toml(value)} is not shown: give it as {variable}"
+    return f"{name} = {toml(value)}"
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     """Returns a value in TOML, whose texts, numbers and lists of them are written as JSON's."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,122 @@
+"""Takes secrets out of texts that others are to read.
+
+Two nets, one behind the other. What is known to be a secret here is looked for as it is, in the
+forms in which programs write it: the settings of Kafka's client that are not known to be harmless,
+variables of the environment by their names, this user's token. And by form: what stands behind a
+telling name, keys, tokens, the user of a URL and its query. Too much is hidden rather than too
+little: a path behind `tokens` is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from delaywheel.client.profiles import VARIABLES
+from delaywheel_replica.config import Config
+from delaywheel_replica.hiding import HIDDEN, is_secret
+
+_SHORT: Final = 4
+"""Shorter values stand in every text; by form they are found all the same."""
+
+_TELLING: Final = (
+    r"pass(?:word|wd|phrase|code)|\bpwd|secret|token|credential|cookie|authori[sz]ation|signature"
+    r"|(?:api|access|private|account|shared|encryption)[_.\-]?key|jaas"
+)
+_NAMES: Final = re.compile(rf"(?i){_TELLING}|_KEY$|_SAS$|_DSN$")
+_VALUE: Final = (
+    r"(\\\"(?:[^\"\\\n]|\\[^\"\n])*\\\"|b?\"(?:[^\"\\\n]|\\.)*\"|b?'(?:[^'\\\n]|\\.)*'"
+    r"|[\"'][^\n]*|[^\s,;&}\]\"'\\)]+)"
+)
+_NAMED: Final = re.compile(
+    # As programs write names and values: name=value, "name": "value", name 'value', --name value.
+    rf"(?i)([\w.-]*(?:{_TELLING})[\w.-]*(?:\\?[\"'])?[ \t]*(?:=>|[:=]|[ \t](?=[\"']))[ \t]*"
+    rf"|--?[\w-]*(?:{_TELLING})[\w-]*[ \t]+){_VALUE}"
+)
+_CONTENT: Final = re.compile(
+    rf"(?im)((?:^|[ \t{{,(\"'])(?:key|value|headers?|body|payload)\\?[\"']?[ \t]*[:=][ \t]*)"
+    rf"([\[{{][^\]}}\n]*[\]}}]|{_VALUE[1:]}"
+)
+_FORMS: Final = tuple(
+    (re.compile(form), shown)
+    for form, shown in (
+        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*-----|\Z)", HIDDEN),
+        (r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*", HIDDEN),
+        (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", HIDDEN),
+        (r"\b[0-9a-fA-F]{48,}\b", HIDDEN),  # an id has 32
+        (r"(?i)\b(bearer|basic|digest|negotiate)( +)[\w.~+/=-]{4,}", rf"\1\2{HIDDEN}"),
+        (r"(\b[a-zA-Z][\w+.-]*://)[^/\s\"'<>]*@", rf"\1{HIDDEN}@"),
+        (r"(\b[a-zA-Z][\w+.-]*://[^\s\"'?#<>]*)[?#][^\s\"'<>]+", rf"\1?{HIDDEN}"),
+    )
+)
+
+
+class Redactor:
+    """Hides secrets in texts."""
+
+    def __init__(self, config: Config) -> None:
+        """Looks which there are."""
+        forms = {form for secret in _known(config) for form in _forms(secret)}
+        whole = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
+        self._known = re.compile(whole) if whole else None
+
+    def text(self, text: str) -> str:
+        """Returns a text without them."""
+        if self._known is not None:
+            text = self._known.sub(HIDDEN, text)
+        for form, shown in _FORMS:
+            text = form.sub(shown, text)
+        return _NAMED.sub(_hidden, text)
+
+    def document(self, value: Any, name: str = "") -> Any:
+        """Returns plain values without them; what has a telling name is hidden whole."""
+        if isinstance(value, str):
+            return HIDDEN if _NAMES.search(name) else self.text(value)
+        if isinstance(value, dict):
+            return {key: self.document(one, key) for key, one in value.items()}
+        return [self.document(one) for one in value] if isinstance(value, list) else value
+
+    def log(self, text: str) -> str:
+        """Returns lines of a log without them, and without what may be of a message."""
+        return _CONTENT.sub(_hidden, self.text(text))
+
+
+def _hidden(match: re.Match[str]) -> str:
+    """Hides the value behind a name, and leaves its quotation marks."""
+    mark = re.match(r"\\?[\"']?", match[2])
+    return f"{match[1]}{mark[0] if mark else ''}{HIDDEN}{mark[0] if mark else ''}"
+
+
+def _known(config: Config) -> Iterator[str]:
+    for name, value in config.kafka.items():
+        if is_secret(name):
+            yield value
+    for name, value in os.environ.items():
+        if _NAMES.search(name) and not name.endswith(("_FILE", "_PATH", "_LOCATION")):
+            yield value
+    token_file = os.environ.get(VARIABLES["token_file"])
+    if token_file:
+        try:
+            yield Path(token_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Returns a secret as programs write it; each line of one that has several, too."""
+    for part in {secret.strip(), *map(str.strip, secret.splitlines())}:
+        if len(part) >= _SHORT and not part.startswith("-----"):
+            encoded = b64encode(part.encode()).decode()
+            yield from (
+                part,
+                json.dumps(part)[1:-1],
+                repr(part)[1:-1],
+                quote(part, safe=""),
+                encoded,
+            )

@@ -1,0 +1,189 @@
+"""`delaywheel doctor`: what it says, and that no secret is in its bundle."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from support.clients.command import Command
+from support.clients.fake_service import answer
+from support.clients.scripted_node import ScriptedNode, describe_cluster
+
+HEX = "5f" * 32
+PEM = (
+    "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEISECRETnPEM\nAwEHoUQDQgAEsecret\n"
+    "-----END EC PRIVATE KEY-----"
+)
+IN_SETTINGS = {
+    "sasl.password": "s3cret-01",
+    "ssl.key.password": "s3cret-02",
+    "sasl.oauthbearer.client.secret": 's3cret-"03',
+    "sasl.oauthbearer.extensions": "a=s3cret-04",
+    "sasl.oauthbearer.config": "principal=s3cret-05",
+    "sasl.oauthbearer.token.endpoint.url": "https://idp/token?code=s3cret-06",
+}
+IN_ENVIRONMENT = {
+    "DELAYWHEEL_KAFKA__SSL_KEYSTORE_PASSWORD": "s3cret-07",
+    "AWS_SECRET_ACCESS_KEY": "s3cret/08+x",
+    "AWS_SESSION_TOKEN": "s3cret-09",
+    "DB_PASSWORD": "s3cret 10",
+    "AZURE_STORAGE_KEY": "s3cret-11==",
+    "SOME_CREDENTIALS": "s3cret-12",
+}
+IN_LOG = [
+    "kafka: password=s3cret-13 refused",
+    "kafka: sasl.password = 's3cret 14'",
+    '{"event": "x", "sasl.password": "s3cret \\"15"}',
+    '{"event": "said {\\"password\\": \\"s3cret-16\\"}"}',
+    "dialled https://user:s3cret-17@host/path",
+    "get https://host/path?sig=s3cret-18&x=1",
+    "s3://s3cret-19:s3cret-20@bucket/ledger",
+    "authorization: Bearer s3cret-21",
+    "Authorization: Basic czNjcmV0LTIy",
+    "{'token': 's3cret-23'}",
+    "client_secret=s3cret-24&grant_type=x",
+    "x-api-key: s3cret-25",
+    "ran with --password s3cret-26",
+    "jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJzM2NyZXQifQ.s3cret-27",
+    "access AKIASECRETSECRET2828 refused",
+    f"token digest {HEX}",
+    PEM,
+    json.dumps({"pem": PEM}),
+    'sasl.jaas.config=org.apache.kafka.PlainLoginModule required password="s3cret-31";',
+    "the environment has s3cret-07, s3cret/08+x and s3cret%2F08%2Bx",
+    'repeated: "s3cret 10"; s3cret-\\"03',
+    '{"key": "s3cret-32", "value": "s3cret-33", "headers": {"trip": "s3cret-34"}}',
+    "message key=s3cret-35 value=b's3cret 36' headers=[('a', b's3cret-37')]",
+    "passphrase is: passphrase='s3cret-38'",
+]
+IN_KAFKAS_ERROR = "refused: password=s3cret-39 of https://u:s3cret-40@idp"
+IN_METRICS = 'delaywheel_x{error="secret=s3cret-41 at https://a/?t=s3cret-42"} 1\n'
+PLANTED = [
+    *("s3cret", "SECRET", "czNjcmV0", HEX, "AwEHoUQDQgAE", "eyJzdWIi"),
+    *("s3cret%2F08", "czNjcmV0LTIy"),
+]
+
+
+@pytest.fixture
+def metrics() -> Iterator[str]:
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f"{IN_METRICS}delaywheel_loop_lag_max_seconds 0.7\n".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def file(tmp_path: Path, metrics: str) -> Path:
+    (tmp_path / "data").mkdir(0o750)
+    settings = {"bootstrap.servers": "127.0.0.1:1", **IN_SETTINGS}
+    rows = "".join(
+        f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in settings.items()
+    )
+    path = tmp_path / "node.toml"
+    path.write_text(
+        f'cluster_id = "c1"\nnode_id = "n1"\ndata_dir = "{tmp_path / "data"}"\n'
+        'ledger_uri = "s3://s3cret-43:s3cret-44@bucket/ledger?token=s3cret-45"\n'
+        f'metrics_listen = "{metrics}"\n[kafka]\n{rows}'
+    )
+    return path
+
+
+def test_no_secret_is_in_a_bundle(
+    command: Command,
+    node: ScriptedNode,
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in IN_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    cluster = describe_cluster()
+    cluster.members[0].report.kafka_error = IN_KAFKAS_ERROR
+    node.describe = answer(cluster)
+    log, bundle = tmp_path / "node.log", tmp_path / "report.tar.gz"
+    log.write_text("\n".join(IN_LOG) + "\nthe last line says more\n")
+    asked = ("doctor", "--config", str(file), "--log", str(log), "--bundle", str(bundle))
+    ended = command(*asked)
+    with tarfile.open(bundle) as archive:
+        members = archive.getmembers()
+        texts = {
+            member.name.removeprefix("report/"): (archive.extractfile(member) or log.open("rb"))
+            .read()
+            .decode()
+            for member in members
+        }
+    for name, text in texts.items():
+        assert [secret for secret in PLANTED if secret in text] == [], (name, text)
+        listed = [line.split() for line in ended.out.splitlines()]
+        assert [name, f"{len(text.encode()):,}"] in listed
+        if name.endswith(".json"):
+            json.loads(text)
+    assert texts.keys() == {
+        *("report.json", "settings.json", "versions.json", "folder.txt", "status.json"),
+        *("metrics-1.txt", "metrics-2.txt", "log.txt"),
+    }
+    assert "the last line says more" in texts["log.txt"]
+    assert "https://" in texts["log.txt"]
+    assert json.loads(texts["settings.json"])["cluster_id"] == "c1"
+    assert bundle.stat().st_mode & 0o777 == 0o600
+    assert command(*asked).err.startswith("error: FILES_EXIST: ")
+
+
+def test_it_judges_the_cluster_and_says_what_to_do(
+    command: Command, node: ScriptedNode, file: Path
+) -> None:
+    cluster = describe_cluster()
+    cluster.now_ms = 1_900_000_000_000
+    cluster.members[0].report.version = "0.2.0"
+    cluster.members[0].report.now_ms = cluster.now_ms
+    cluster.members[0].report.dead_letters = 3
+    cluster.members[0].settings_differ = "span_seconds"
+    other = cluster.members.add(node="n2", reachable=True, accepting=True)
+    other.report.version = "0.1.0"
+    other.report.now_ms = cluster.now_ms + 9_000
+    node.describe = answer(cluster)
+    ended = command("doctor", "--config", str(file), "--json")
+    assert ended.code == 1  # something that is no node has its port
+    found = {(one["what"], one["level"]): one for one in ended.document["items"]}
+    assert "span_seconds" in found["cluster", "warning"]["text"]
+    assert found["versions", "warning"]["text"] == "n1 0.2.0, n2 0.1.0"
+    assert found["clocks", "warning"]["text"] == "n2 is 9 s ahead of n1"
+    assert found["dead letters", "warning"]["advice"].startswith("delaywheel dead list")
+    assert "700 ms late" in found["server", "warning"]["text"]
+    assert found["kafka", "away"]
+
+
+def test_what_is_missing_is_named(command: Command, file: Path, tmp_path: Path) -> None:
+    with_node = ("--server", "127.0.0.1:1", "--set", "metrics_listen=127.0.0.1:1")
+    ended = command("doctor", "--config", str(file), *with_node, "--verify", "--json")
+    assert ended.code == 1
+    found = {(one["what"], one["level"]): one for one in ended.document["items"]}
+    assert "127.0.0.1:1" in found["cluster", "fault"]["text"]
+    assert found["metrics", "warning"]
+    assert "no node's data folder" in found["folder", "fault"]["text"]
+    nowhere = str(tmp_path / "none" / "report.tar.gz")
+    ended = command("doctor", "--config", str(file), *with_node, "--bundle", nowhere)
+    assert "NOT_WRITTEN" in ended.err
+
+
+def test_every_frame_is_checked_if_asked(command: Command, file: Path) -> None:
+    golden = Path(__file__).parents[2] / "golden" / "node-3"
+    ended = command("doctor", "--config", str(file), "--set", f"data_dir={golden}", "--verify")
+    assert f"every frame of {golden} is in order" in ended.out
