@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import sys
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from local.bench.page import write_page
 from local.bench.report import print_report
 from local.bench.running import Options, Runner
 from local.bench.stand import Stand
-from local.bench.workloads import USUAL, WORKLOADS, Halves, Steady
+from local.bench.workloads import USUAL, WORKLOADS, Far, Halves, Steady
 from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError
 from local.loopback.kafka_jars import KafkaError
+from local.stage.distance import Distance
 
 SECONDS, SHORT_SECONDS = 20.0, 5.0
 
@@ -93,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in names:
             for nodes in WORKLOADS[name].nodes or (asked.nodes,):
-                document["workloads"].append(_measure(name, nodes, asked, options))
+                document["workloads"].append(_measured(name, nodes, asked, options))
     except KeyboardInterrupt:
         code = 130
     except (ClusterError, KafkaError) as error:
@@ -119,6 +122,39 @@ def options_of(asked: argparse.Namespace) -> Options:
         warm=not asked.short,
         alone=asked.alone,
     )
+
+
+def _measured(name: str, nodes: int, asked: argparse.Namespace, options: Options) -> dict[str, Any]:
+    """Measures a workload, in a network of its own if all is to be far from each other.
+
+    Raises:
+        ClusterError: It failed; in a network of its own, it has said how.
+    """
+    kind = WORKLOADS[name].kind
+    if not isinstance(kind, Far) or not kind.one_way_ms:
+        return _measure(name, nodes, asked, options)
+    # In a process of its own: whatever threads are here, gRPC's say, stay in the network of before.
+    spawning = multiprocessing.get_context("spawn")
+    answer, theirs = spawning.Pipe(duplex=False)
+    with Distance(kind.one_way_ms):
+        child = spawning.Process(target=_answer, args=(theirs, name, nodes, asked, options))
+        child.start()
+        theirs.close()
+        try:
+            document: dict[str, Any] = answer.recv()
+        except EOFError:
+            raise ClusterError(f"{name} failed") from None
+        finally:
+            child.terminate()
+            child.join()
+    return document
+
+
+def _answer(
+    to: Connection, name: str, nodes: int, asked: argparse.Namespace, options: Options
+) -> None:
+    interrupt_on_signals()
+    to.send(_measure(name, nodes, asked, options))
 
 
 def _measure(name: str, nodes: int, asked: argparse.Namespace, options: Options) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def print_report(document: Mapping[str, Any]) -> None:
         if one["filled"]:
             rates = ", ".join(f"{step['per_s']:,}" for step in one["filled"])
             print(f"filled to {one['filled'][-1]['pending']:,} messages, a second: {rates}")
+        if "accepted_per_s" in one:
+            print(f"accepted in bulk, a second: {one['accepted_per_s']:,.0f}")
         if "rounds" in one:
             _print_rounds(one)
         for tried in one.get("tried", ()):
@@ -43,6 +45,11 @@ def print_report(document: Mapping[str, Any]) -> None:
             _print_changed(changed)
         for consumed in one.get("consumed", ()):
             _print_consumed(consumed)
+        if caught_up := one.get("caught_up"):
+            print(
+                f"a mirror that missed {caught_up['messages']:,} messages was in sync"
+                f" {caught_up['took_s']:.1f} s after its start"
+            )
         if one.get("extent_s"):
             print(f"messages are taken again after, s: {_extent(one['extent_s'])}")
 

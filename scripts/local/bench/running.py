@@ -20,10 +20,12 @@ from local.bench.sending import CLUSTER_ID
 from local.bench.stand import BULK, SECURE, Part, Stand
 from local.bench.usage import Watch
 from local.bench.workloads import (
+    HOUR_S,
     Accept,
     Burst,
     Changes,
     Consume,
+    Far,
     Halves,
     Highest,
     Idle,
@@ -112,6 +114,8 @@ class Runner:
             measured = self._restart()
         elif isinstance(kind, Changes | Consume):
             measured = self._programs(kind, workload.senders)
+        elif isinstance(kind, Far):
+            measured = self._far(kind)
         elif isinstance(kind, Idle):
             measured = self._rounds([("ours", None)])
         elif isinstance(kind, Steady | Halves):
@@ -259,6 +263,31 @@ class Runner:
             time.sleep(self._options.seconds)
         extent = Extent.of(times_s)
         return {"restarts_s": times_s, "extent_s": asdict(extent) if extent else None}
+
+    def _far(self, kind: Far) -> Document:
+        """Measures what distance makes slower; the cluster ends with what the kill has left."""
+        bulk, steady = Bulk(Accept((60, HOUR_S)), self._options.seconds), Steady(kind.rate_per_s)
+        ours = self._paced(steady.rate_per_s, steady.ahead_ms)
+        return {
+            "accepted_per_s": self._stand.do("ours", bulk).sent.per_s,
+            **self._rounds([("ours", ours)]),
+            "changed": self._changes(Changes(kind.cancels_per_s), Senders()),
+            "caught_up": self._catch_up(bulk),
+            "killed": self._kill_leader(ours),
+        }
+
+    def _catch_up(self, missed: Bulk) -> Document:
+        """Kills a node that does not lead, and starts it again once the others have taken much."""
+        cluster, leader = self._stand.cluster, self._stand.cluster.leader()
+        away = next(node for node in reversed(cluster.nodes) if node is not leader)
+        send_signal(away.pids(), signal.SIGKILL)
+        messages = self._stand.send(missed).messages
+        cluster.watch()
+        began_s = time.monotonic()
+        cluster.wait_until_in_sync()
+        took_s = time.monotonic() - began_s
+        self._say(f"{away.id} has {messages:,} messages that it missed after {took_s:.1f} s")
+        return {"messages": messages, "took_s": took_s}
 
     def _programs(self, kind: Changes | Consume, beside: Senders) -> Document:
         """Measures what programs do beside sending."""

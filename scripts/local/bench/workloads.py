@@ -100,7 +100,25 @@ class Consume:
     calls: int = 20_000
 
 
-Kind = Steady | Halves | Burst | Accept | Highest | Idle | Restart | Changes | Consume
+@dataclass(frozen=True, slots=True)
+class Far:
+    """What distance makes slower, one after the other, without Kafka's own figures beside.
+
+    They are: accepting, message by message and in bulk; lateness at a rate, before and while the
+    leader is killed; cancels; a mirror that was away.
+
+    Attributes:
+        one_way_ms: Between all processes; 0: they are as near as ever.
+        rate_per_s: Of the messages whose lateness is measured.
+        cancels_per_s: Of messages with a cancel each.
+    """
+
+    one_way_ms: float
+    rate_per_s: int = 300
+    cancels_per_s: int = 50
+
+
+Kind = Steady | Halves | Burst | Accept | Highest | Idle | Restart | Changes | Consume | Far
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +269,9 @@ WORKLOADS: Final = {
     "restart-10m": Workload(Restart(), "restart with 10 M pending over 7 days", WEEK_S, 10 * _M),
     "nodes": Workload(Steady(2_000), "CPU of 1, 2, 3 and 5 nodes", nodes=(1, 2, 3, 5)),
     "consume-200k": Workload(Consume(200_000), "200,000 records read by a RetryConsumer"),
+    "far-0": Workload(Far(0), "as far-2, and nothing is far"),
+    "far-2": Workload(Far(2), "accept, lateness, cancel, failover, catch-up; all 2 ms apart"),
+    "far-30": Workload(Far(30), "the same, all 30 ms apart"),
     "idle": Workload(Idle(), "CPU with nothing to do"),
 }
 

@@ -240,6 +240,14 @@ class LocalCluster:
             return False
         return sum(member.accepting for member in answer.members) == len(self.nodes)
 
+    def wait_until_in_sync(self) -> None:
+        """Waits until every node holds what all others have taken since they started.
+
+        Raises:
+            ClusterError: Not in this time.
+        """
+        self._wait_until_all(self._has_all_in_sync, "not all nodes are in sync")
+
     def wait_until_published(self) -> None:
         """Waits until the ledger has all that these nodes accepted; callers must be idle.
 
@@ -269,6 +277,15 @@ class LocalCluster:
         answer = described(node.address, details=True, secure=self.secure)
         reports = [] if answer is None else [m.report for m in answer.members if m.node == node.id]
         return bool(reports) and not reports[0].ledger.lag_frames
+
+    def _has_all_in_sync(self, node: Node) -> bool:
+        """Whether all nodes hold the open wheel of this one."""
+        from delaywheel_proto.v1 import delaywheel_pb2 as pb  # noqa: PLC0415 - not for `--help`
+
+        answer = described(node.address, secure=self.secure)
+        wheels = () if answer is None else answer.wheels
+        opened = [w for w in wheels if w.node == node.id and w.state == pb.WHEEL_STATE_OPEN]
+        return bool(opened) and all(len(wheel.in_sync) == len(self.nodes) for wheel in opened)
 
     def _wait_until_all(self, holds: Callable[[Node], bool], missing: str) -> None:
         """Waits until a condition holds for every node, while watching them."""
