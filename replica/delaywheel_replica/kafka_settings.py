@@ -154,6 +154,10 @@ class KafkaNames:
         return f"delaywheel-{self.cluster_id}-check"
 
 
+_RECONNECTING = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1_000}
+"""Not the default 100 ms to 10 s: a broker that comes back may lead at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
     """Client settings for one cluster."""
@@ -232,9 +236,10 @@ class KafkaSettings:
             # transactions are apart, since each partition that a transaction touches costs time.
             "sticky.partitioning.linger.ms": MOST_PAUSE_MS,
             "queue.buffering.max.messages": 1_000_000,
-            # Not the default 100 ms to 10 s: a broker that comes back may lead at once.
-            "reconnect.backoff.ms": 50,
-            "reconnect.backoff.max.ms": 1_000,
+            **_RECONNECTING,
+            # As Java's client: a request for another partition would wait until TCP has heard that
+            # the one before has arrived, up to 40 ms late where brokers are far.
+            "socket.nagle.disable": True,
             **self.client,
             **repeating(transactional_id, backoff_ms),
             "message.max.bytes": max(self.max_record_bytes, MAX_REQUEST_BYTES),
@@ -246,6 +251,7 @@ class KafkaSettings:
             **self.named(purpose),
             "log_level": 3,
             "fetch.wait.max.ms": 500,
+            **_RECONNECTING,
             **self.client,
             "group.id": f"delaywheel-{self.names.cluster_id}-reader",
             "isolation.level": "read_committed",

@@ -1,10 +1,13 @@
-"""How a follower treats a compacted topic after a long time without reading it."""
+"""How a follower treats a compacted topic after a long time without reading it, or far away."""
 
 from __future__ import annotations
+
+import socket
 
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.kafka.follower import KEPT_S, RESTART_AFTER_S, ControlFollower
 from delaywheel_replica.cleaner.outside.ports import (
     ControlNotReadInTime,
@@ -18,6 +21,7 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
 C1, C2 = WheelId("c", 1), WheelId("c", 2)
 RECORD = WheelRecord({"c": "disk-c"}, 1, 1_000)
@@ -190,3 +194,14 @@ def test_what_a_process_that_stood_still_has_read_is_not_believed(
 
 def test_the_topic_keeps_what_is_removed_for_much_longer() -> None:
     assert KEPT_S >= 6 * RESTART_AFTER_S
+
+
+def test_who_connects_for_longer_than_one_reading_goes_on_with_the_next() -> None:
+    """Else whoever is far from Kafka never reads: each reading would begin with connecting."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "{}:{}".format(*silent.getsockname())
+        settings = KafkaSettings(KafkaNames("a"), {"bootstrap.servers": address})
+        reader = ControlReader(settings)
+        with pytest.raises(ControlNotReadInTime):
+            reader.read_to_end(0.2)
+        reader.close()

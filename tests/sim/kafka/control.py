@@ -48,7 +48,9 @@ class SimControl:
         line = self._line
         deadline_us = line.scheduler.now_us + round(timeout_s * US_PER_S)
         end = line.ask(self._end, timeout_s)
-        if end is None or end < 0:
+        if end is None:
+            raise ControlNotReadInTime("the control topic's end: no answer")
+        if end < 0:
             raise ControlUnreadable("the control topic's end: not known")
         partition = self._partition()
         assert partition is not None

@@ -69,8 +69,13 @@ class ControlReader:
                 lambda: self._consumer.list_topics(self._partition.topic, timeout=timeout_s),
                 timeout_s,
             )
-        except KafkaException as error:
-            raise ControlUnreadable(f"the control topic's end: {error_of(error).str()}") from error
+        except KafkaException as exception:
+            error = error_of(exception)
+            # The client that asked is needed: to connect to brokers that are far, and to greet
+            # them, may take longer than one reading has.
+            is_late = error.code() in (KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
+            kind = ControlNotReadInTime if is_late else ControlUnreadable
+            raise kind(f"the control topic's end: {error.str()}") from exception
         if self.position > end:
             raise ControlUnreadable(
                 f"the control topic ends at {end}, but was read up to {self.position}:"

@@ -359,7 +359,7 @@ class ControlUnreadable(Exception):
 
 
 class ControlNotReadInTime(ControlUnreadable):
-    """There was more than could be read in time; reading continues where it stopped."""
+    """There was no answer, or more than could be read, in time; reading continues as it stopped."""
 
 
 def _sized(value: bytes | None) -> int:
