@@ -144,8 +144,10 @@ def _measured(name: str, nodes: int, asked: argparse.Namespace, options: Options
             document: dict[str, Any] = answer.recv()
         except EOFError:
             raise ClusterError(f"{name} failed") from None
-        finally:
+        except BaseException:
             child.terminate()
+            raise
+        finally:
             child.join()
     return document
 
