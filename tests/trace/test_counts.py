@@ -17,8 +17,9 @@ from delaywheel.trace.counts import (
     Cell,
     CellKey,
     Counted,
+    CountsPart,
     Direction,
-    EndCounts,
+    ExactCounts,
     folded,
     hashes_of,
 )
@@ -64,13 +65,14 @@ def test_records_are_those_of_the_document() -> None:
     )
     ids, dues_ms = [bytes(16)], [example["bucket_ms"] + 59_999]
     own = Counted(Direction.CONSUMED, "orders", "billing", ids, dues_ms, [612], [17])
-    counts = EndCounts()
-    counts.add(folded(own))
-    head = ("cluster", "reporter", "client", "host", "release", "at_ms")
-    [record] = counts.take({name: example[name] for name in head}).values()
+    head = ("cluster", "reporter", "client", "host", "release", "since_ms")
+    part = CountsPart("counts", {name: example[name] for name in head}, 1)
+    counts = ExactCounts(lambda: part)
+    assert counts.topic() == "counts"
+    [record] = counts.records(folded(own), example["at_ms"]).values()
     written = json.loads(record)
     assert list(written) == list(example)
-    same = ("v", "topic", "group", "bucket_ms", "bytes", "direction")
+    same = ("v", "exact", "part", "topic", "group", "bucket_ms", "bytes", "direction")
     assert [written[name] for name in same] == [example[name] for name in same]
     assert written["late"] == {"5": 1}
 

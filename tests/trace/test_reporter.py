@@ -215,7 +215,9 @@ def test_counts_are_written_whole_and_again_if_they_were_not(
     kafka.topics = {"delaywheel-shop-counts"}
     reporter.count(cells(1, 2))
     assert reporter.flush(60)
-    [(key, first)] = kafka.counts.items()
+    live = next(key for key, one in kafka.counts.items() if one["direction"] == "live")
+    [key] = kafka.counts.keys() - {live}
+    first = kafka.counts[key]
     assert (first["messages"], first["bytes"], first["bucket_ms"]) == (2, 20, 60_000)
     assert (first["topic"], first["direction"], first["client"]) == ("orders", "sent", "web")
     kafka.refuses = "no"
@@ -228,8 +230,8 @@ def test_counts_are_written_whole_and_again_if_they_were_not(
         *(3, f"{whole.sum:016x}", f"{whole.xor:016x}", 0),
     ]
     reporter.close()
-    [end] = kafka.counts.keys() - {key}
-    assert kafka.counts[end]["direction"] == "end"
+    assert kafka.counts.keys() == {key, live}
+    assert kafka.counts[live]["direction"] == "end"
 
 
 def test_too_many_cells_begin_a_new_part(
@@ -245,13 +247,44 @@ def test_too_many_cells_begin_a_new_part(
     assert reporter.flush(60)
     reporter.count(cells(2, topic="t0"))
     assert reporter.flush(60)
-    found = sorted((one["topic"], one["part"], one["messages"]) for one in kafka.counts.values())
+    cells_written = [one for one in kafka.counts.values() if "topic" in one]
+    found = sorted((one["topic"], one["part"], one["messages"]) for one in cells_written)
     assert found == [("t0", 0, 1), ("t0", 1, 1), ("t1", 0, 1), ("t2", 0, 1), ("t3", 0, 1)]
     assert {one["lost"] for one in kafka.counts.values()} == {1}
 
 
-def test_counts_that_nobody_has_a_topic_for_are_forgotten(kafka: Lists, reporter: Reporter) -> None:
+def test_counts_wait_for_a_topic_that_is_made_later(
+    kafka: Lists, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
     reporter.add(EventKind.SENT, rows(1), 2)
     reporter.count(cells(1))
+    assert reporter.begin_counts() is None
     assert reporter.flush(60)
     assert (len(kafka.batches), kafka.counts) == (1, {})
+    kafka.topics = {"delaywheel-shop-counts"}
+    with reporter._changed:
+        assert reporter._changed.wait_for(lambda: not reporter._counts.is_changed, 60)
+    assert reporter.flush(60)
+    assert [one["messages"] for one in kafka.counts.values() if "topic" in one] == [1]
+    part = reporter.begin_counts()
+    assert part is not None
+    assert (part.topic, part.part) == ("delaywheel-shop-counts", 1)
+
+
+def test_a_reporter_says_that_it_lives_until_it_ends(
+    kafka: Lists, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIVE_S", 0.01)
+    monkeypatch.setattr(module, "COUNT_S", 0.0)
+    kafka.topics = {"delaywheel-shop-counts"}
+    reporter.count(cells(1))
+    assert reporter.flush(60)
+    [live] = (one for one in kafka.counts.values() if one["direction"] == "live")
+    assert live["since_ms"] <= live["at_ms"]
+    kafka.counts.clear()
+    with reporter._changed:
+        assert reporter._changed.wait_for(lambda: bool(kafka.counts), 60)
+    assert [one["direction"] for one in kafka.counts.values()] == ["live"]
+    reporter.close()
+    assert [one["direction"] for one in kafka.counts.values()] == ["end"]

@@ -45,6 +45,9 @@ class Told:
     def count(self, cells: Mapping[CellKey, Cell]) -> None:
         pass
 
+    def begin_counts(self) -> None:
+        pass
+
     def flush(self, _timeout_s: float) -> bool:
         return True
 

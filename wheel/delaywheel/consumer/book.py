@@ -141,6 +141,7 @@ class Cut:
         length_bytes: The length of what it writes.
         count: How many records it settles.
         most: The most that it may settle.
+        is_counted: Whether it writes the counts of its records, too.
         name: The transaction's, said beside its offsets: who reads it there knows that it is
             committed. Offsets alone prove nothing: they may be of before, or another member's.
     """
@@ -151,6 +152,7 @@ class Cut:
     length_bytes: int = 0
     count: int = 0
     most: int = sys.maxsize
+    is_counted: bool = False
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property

@@ -33,6 +33,9 @@ class MemoryTrace:
     def count(self, cells: Mapping[CellKey, Cell]) -> None:
         """Forgets counts."""
 
+    def begin_counts(self) -> None:
+        """Knows nobody who reads counts."""
+
     def flush(self, _timeout_s: float) -> bool:
         """Does nothing: all are kept at once."""
         return True

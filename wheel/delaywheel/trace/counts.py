@@ -7,16 +7,16 @@
 | is one of more than 10,000 | all are written, and are final: a new part begins, with other keys |
 | is new, and 20,000 wait for Kafka | is not there: its messages are counted as lost |
 
-docs/TRACE.md has the format. Sums and hashes do not depend on any order, so the counts of many
-reporters add up, and are compared with those of other witnesses: equal counts with unequal hashes
-are other messages.
+What a consumer commits is counted in its own transaction: `ExactCounts`. docs/TRACE.md has the
+format. Sums and hashes do not depend on any order, so the counts of many reporters add up,
+and are compared with those of other witnesses: equal counts with unequal hashes are other messages.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
@@ -39,6 +39,13 @@ class Direction(StrEnum):
 
     SENT = "sent"
     CONSUMED = "consumed"
+
+
+class Sign(StrEnum):
+    """What a reporter says of itself, in a record without a cell."""
+
+    LIVE = "live"
+    END = "end"
 
 
 class CellKey(NamedTuple):
@@ -147,13 +154,24 @@ class EndCounts:
         self._changed: set[CellKey] = set()
         self._unsent: dict[bytes, bytes] = {}
         self._part = 0
+        self._parts = 1
         self._lost = 0
-        self._says_end = False
+        self._says: Sign | None = None
 
     @property
     def is_changed(self) -> bool:
         """Whether something is to be written."""
-        return bool(self._changed) or bool(self._unsent) or self._says_end
+        return bool(self._changed) or bool(self._unsent) or self._says is not None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything was counted, here or in a part that somebody else writes."""
+        return bool(self._cells) or self._parts > 1
+
+    def begin_part(self) -> int:
+        """Returns a new part; its keys are those of whom it is given to, and of nobody else."""
+        self._parts += 1
+        return self._parts - 1
 
     def add(self, cells: Mapping[CellKey, Cell]) -> None:
         """Adds messages."""
@@ -167,9 +185,10 @@ class EndCounts:
             known.add(cell)
             self._changed.add(key)
 
-    def end(self) -> None:
-        """Has it said that the program ends, if it has counted anything."""
-        self._says_end = bool(self._cells or self._part)
+    def say(self, sign: Sign) -> None:
+        """Has it said that the program lives, or ends, if anything was counted."""
+        if self.has_any:
+            self._says = sign
 
     def take(self, head: Mapping[str, Any]) -> dict[bytes, bytes]:
         """Takes what is to be written, as the keys and values of records.
@@ -178,22 +197,92 @@ class EndCounts:
             head: What all records of the reporter have: `reporter` among it.
         """
         taken, self._unsent = self._unsent, {}
-        own = {"v": VERSION, **head, "lost": self._lost, "part": self._part}
-        for key in self._changed:
-            name = [head["reporter"], self._part, *key]
-            taken[_encoded(name)] = _encoded({**own, **_said(key, self._cells[key])})
-        if self._says_end:
-            self._says_end = False
-            taken[_encoded([head["reporter"], "end"])] = _encoded({**own, "direction": "end"})
+        own = {**head, "lost": self._lost}
+        taken |= records_of(own, self._part, {key: self._cells[key] for key in self._changed})
+        if self._says is not None:
+            said = {"v": VERSION, **own, "direction": self._says}
+            taken[_encoded([head["reporter"], "end"])] = _encoded(said)
+            self._says = None
         self._changed.clear()
         if len(self._cells) > MOST_CELLS:
             self._cells.clear()
-            self._part += 1
+            self._part = self.begin_part()
         return taken
 
     def failed(self, key: bytes, value: bytes) -> None:
         """Notes that a record was not written; what is taken later under its key has all of it."""
         self._unsent[key] = value
+
+
+class CountsPart(NamedTuple):
+    """Where counts are written: the topic, what their records have in common, and the part."""
+
+    topic: str
+    head: Mapping[str, Any]
+    part: int
+
+
+class ExactCounts:
+    """The cells of one consumer, in the transactions that commit what they are of.
+
+    | a transaction | has | and then |
+    |---|---|---|
+    | is tried | each cell that it changes, whole | |
+    | is committed | | those are the cells |
+    | has failed, or perhaps | | a new part begins, with other keys: of each of the old ones the |
+    |   | | last record that was committed counts, whichever that is |
+
+    So what is counted is what is committed, whoever is killed, and when. Not thread-safe.
+    """
+
+    def __init__(self, begin: Callable[[], CountsPart | None]) -> None:
+        """Begins with none.
+
+        Args:
+            begin: Returns a new part of the reporter; None: it does not know where it writes.
+        """
+        self._begin: Final = begin
+        self._part: CountsPart | None = None
+        self._cells: dict[CellKey, Cell] = {}
+        self._changed: dict[CellKey, Cell] = {}
+
+    def topic(self) -> str | None:
+        """Returns where the records go; None: that is not known yet."""
+        if self._part is None:
+            self._part = self._begin()
+        return None if self._part is None else self._part.topic
+
+    def records(self, cells: Mapping[CellKey, Cell], time_ms: int) -> dict[bytes, bytes]:
+        """Returns the keys and values of a transaction; its end is told next."""
+        assert self._part is not None
+        self._changed = {}
+        for key, cell in cells.items():
+            whole = self._changed[key] = Cell()
+            whole.add(self._cells.get(key, Cell()))
+            whole.add(cell)
+        head = {**self._part.head, "at_ms": time_ms, "lost": 0}
+        return records_of(head, self._part.part, self._changed, is_exact=True)
+
+    def committed(self) -> None:
+        """Takes in that the transaction is committed."""
+        self._cells |= self._changed
+        if len(self._cells) > MOST_CELLS:
+            self.failed()
+
+    def failed(self) -> None:
+        """Takes in that it is not, or that nobody knows."""
+        self._cells, self._part = {}, None
+
+
+def records_of(
+    head: Mapping[str, Any], part: int, cells: Mapping[CellKey, Cell], *, is_exact: bool = False
+) -> dict[bytes, bytes]:
+    """Returns cells as the keys and values of records."""
+    own = {"v": VERSION, **head, "exact": is_exact, "part": part}
+    return {
+        _encoded([head["reporter"], part, *key]): _encoded({**own, **_said(key, cell)})
+        for key, cell in cells.items()
+    }
 
 
 def _said(key: CellKey, cell: Cell) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from threading import Condition, Thread
 from typing import Any, Final, Protocol
 from weakref import WeakSet
@@ -42,7 +43,7 @@ from weakref import WeakSet
 from delaywheel.ingress import counts_topic, trace_topic
 from delaywheel.message import clock_ns
 from delaywheel.trace.batch import BatchHead, Rows, encode
-from delaywheel.trace.counts import Cell, CellKey, EndCounts
+from delaywheel.trace.counts import Cell, CellKey, CountsPart, EndCounts, Sign
 
 _LOG: Final = logging.getLogger("delaywheel.trace")
 
@@ -57,6 +58,8 @@ ROW_BYTES: Final = 250
 
 COUNT_S: Final = 10.0
 """How often counts are written that have changed."""
+LIVE_S: Final = 60.0
+"""How often a reporter that has counted says that it lives."""
 
 _LOOK_AGAIN_S: Final = 10.0
 _SAY_AGAIN_S: Final = 60.0
@@ -70,10 +73,13 @@ class EventSink(Protocol):
         """Takes events of a kind, whose texts have so many bytes."""
 
     def drop(self, count: int, why: str) -> None:
-        """EndCounts events that were dropped before."""
+        """Counts events that were dropped before."""
 
     def count(self, cells: Mapping[CellKey, Cell]) -> None:
         """Adds to the counts."""
+
+    def begin_counts(self) -> CountsPart | None:
+        """Returns a part of the counts that the caller writes itself; None: not known where."""
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until all that was taken is written, or dropped; False on timeout."""
@@ -183,7 +189,10 @@ class Reporter:
         self._obstacle = ""
         self._look_at_s = 0.0
         self._has_counts = False
+        self._is_asked = False  # for where counts are written
         self._count_at_s = 0.0
+        self._live_at_s = 0.0
+        self._since_ms = clock_ns() // 1_000_000
 
     def add(self, kind: str, rows: Rows, length_bytes: int) -> None:
         """See `EventSink`."""
@@ -225,6 +234,19 @@ class Reporter:
                 self._changed.notify_all()
             self._start()
 
+    def begin_counts(self) -> CountsPart | None:
+        """See `EventSink`."""
+        with self._changed:
+            if self._is_closed:
+                return None
+            if self._cluster is None or not self._has_counts:
+                self._is_asked = True
+                self._start()
+                self._changed.notify_all()
+                return None
+            topic, head = counts_topic(self._cluster), self._counts_head(self._cluster)
+            return CountsPart(topic, head, self._counts.begin_part())
+
     def drop(self, count: int, why: str) -> None:
         """See `EventSink`."""
         with self._changed:
@@ -251,7 +273,8 @@ class Reporter:
     def end_of_program(self) -> None:
         """Does the same, but takes what comes later: other ends may have something to report."""
         with self._changed:
-            self._counts.end()
+            self._counts.say(Sign.END)
+            self._live_at_s = inf
         self.flush(CLOSE_S)
         with self._changed:
             if left := self._added - self._ended:
@@ -261,7 +284,7 @@ class Reporter:
             self._say_what_is_dropped()
 
     def _drop(self, count: int, why: str) -> None:
-        """EndCounts dropped events; the caller has the lock."""
+        """Counts dropped events; the caller has the lock."""
         self._dropped += count
         self._unsaid += count
         self._why_dropped = why
@@ -294,7 +317,7 @@ class Reporter:
                 self._changed.wait(self._wait_s())
             if self._is_closed:
                 return False
-        if self._cluster is None and time.monotonic() >= self._look_at_s:
+        if self._looks() and time.monotonic() >= self._look_at_s:
             self._find_cluster(port)
         if self._cluster is not None:
             self._send_counts(port, self._cluster)
@@ -308,6 +331,11 @@ class Reporter:
             self._say_what_is_dropped()
         return True
 
+    def _looks(self) -> bool:
+        """Whether a topic is still to be found."""
+        lacks_counts = self._is_asked or self._counts.is_changed
+        return self._cluster is None or (lacks_counts and not self._has_counts)
+
     def _has_work(self) -> bool:
         """Whether the thread goes on at once; the caller has the lock, as below."""
         can_send = self._cluster is not None and (self._is_urgent or bool(self._full))
@@ -316,12 +344,18 @@ class Reporter:
     def _wait_s(self) -> float | None:
         """Returns for how long there is nothing to do; None: until something is added."""
         now_s = time.monotonic()
-        if self._cluster is None and (self._gathered or self._full or self._counts.is_changed):
+        has_some = bool(self._gathered) or bool(self._full) or self._counts.is_changed
+        if self._cluster is None and (has_some or self._is_asked):
             return max(0.0, self._look_at_s - now_s)
         at_s = [one.since_s + GATHER_S for one in self._gathered.values()]
         if self._has_new_counts():
             at_s.append(self._count_at_s)
-        return max(0.0, min(at_s) - now_s) if at_s else None
+        if self._cluster is not None and self._looks():
+            at_s.append(self._look_at_s)
+        if self._has_counts and self._counts.has_any:
+            at_s.append(self._live_at_s)
+        soonest_s = min(at_s, default=inf)
+        return None if soonest_s == inf else max(0.0, soonest_s - now_s)
 
     def _has_new_counts(self) -> bool:
         """Whether counts are to be written; the caller has the lock."""
@@ -357,24 +391,19 @@ class Reporter:
             self._obstacle = f"there is no topic {name} that this program may write to"
 
     def _send_counts(self, port: TracePort, cluster: str) -> None:
-        """Has counts written that have changed, each 10 s; where nobody has them, forgets them."""
+        """Has counts written that have changed, each 10 s; they wait for their topic."""
         with self._changed:
+            if not self._has_counts:
+                return
             now_s = time.monotonic()
+            if now_s >= self._live_at_s and self._counts.has_any:
+                self._live_at_s = now_s + LIVE_S
+                self._counts.say(Sign.LIVE)
             is_due = self._is_urgent or now_s >= self._count_at_s
             if not self._counts.is_changed or not is_due:
                 return
             self._count_at_s = now_s + COUNT_S
-            if not self._has_counts:
-                self._counts = EndCounts()
-                return
-            head = {
-                "cluster": cluster,
-                "reporter": self._id,
-                "client": self._kafka.get("client.id"),
-                "host": socket.gethostname(),
-                "release": _release(),
-                "at_ms": clock_ns() // 1_000_000,
-            }
+            head = {**self._counts_head(cluster), "at_ms": clock_ns() // 1_000_000}
             taken = self._counts.take(head)
             self._counting += len(taken)
         self._under_way += len(taken)
@@ -384,6 +413,16 @@ class Reporter:
                 port.send(counts_topic(cluster), key, value, on_end)
             except OSError as error:
                 on_end(str(error))
+
+    def _counts_head(self, cluster: str) -> dict[str, Any]:
+        return {
+            "cluster": cluster,
+            "reporter": self._id,
+            "client": self._kafka.get("client.id"),
+            "host": socket.gethostname(),
+            "release": _release(),
+            "since_ms": self._since_ms,
+        }
 
     def _counted(self, key: bytes, value: bytes, error: str) -> None:
         """Takes in that counts are written, or not."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import clock_ns
 from delaywheel.trace.changed import ChangedFields, changed_rows
-from delaywheel.trace.counts import Cell, CellKey
+from delaywheel.trace.counts import Cell, CellKey, ExactCounts
 from delaywheel.trace.options import TraceOptions
 from delaywheel.trace.reporter import CLOSE_S, EventSink
 from delaywheel.trace.sampling import Chosen, Sampling
@@ -72,6 +72,10 @@ class EventReports:
         """Counts events that were not taken; not for programs."""
         self._sink.drop(count, why)
 
+    def exact_counts(self) -> ExactCounts:
+        """Returns counts for one consumer's own transactions; not for programs."""
+        return ExactCounts(self._sink.begin_counts)
+
     def sent(self, results: Sequence[Result], cost_s: float, attempts: int) -> None:
         """Reports the final answers to messages that were sent together; not for programs."""
         with _GUARD:
@@ -101,19 +105,21 @@ class EventReports:
             rows = changed_rows(what, many, _now_ms(), int(cost_s * 1e6))
             self._report(EventKind.CHANGED, chosen, rows, 0)
 
-    def processed(self, run: EventRun) -> None:
-        """Reports outcomes that are committed; not for programs."""
+    def processed(self, run: EventRun, *, is_counted: bool = False) -> None:
+        """Reports outcomes that are committed, and perhaps counted; not for programs."""
         with _GUARD:
-            self._sink.count(run.cells(_now_ms()))
+            if not is_counted:
+                self._sink.count(run.cells(_now_ms()))
             roots = () if self._sampling.takes_all else run.roots()
             chosen = self._sampling.of_others(roots, run.failed())
             rows = run.rows(chosen.rows, self._options, _now_ms())
             self._report(EventKind.PROCESSED, chosen, *rows)
 
-    def written(self, run: EventRun) -> None:
+    def written(self, run: EventRun, *, is_counted: bool = False) -> None:
         """Reports records that were written to an ingress topic, or not; not for programs."""
         with _GUARD:
-            self._sink.count(run.cells(_now_ms()))
+            if not is_counted:
+                self._sink.count(run.cells(_now_ms()))
             chosen = self._sampling.of_sent(run.roots(), run.failed())
             rows = run.rows(chosen.rows, self._options, _now_ms())
             self._report(EventKind.SENT, chosen, *rows)

@@ -128,7 +128,13 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
     )
     counts = OwnTopic(
         names.counts,
-        kept | {"cleanup.policy": "compact,delete", "retention.ms": str(30 * 86_400_000)},
+        kept
+        | {
+            "cleanup.policy": "compact,delete",
+            "retention.ms": str(30 * 86_400_000),
+            # So that the audit can compare its programs' clocks with the brokers'.
+            "message.timestamp.type": "LogAppendTime",
+        },
         partitions=3,
         is_written=False,
         is_needed=False,

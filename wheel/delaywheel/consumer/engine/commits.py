@@ -29,6 +29,7 @@ from delaywheel.consumer.port import (
     TransactionFailure,
 )
 from delaywheel.consumer.records import Partition, Passed
+from delaywheel.consumer.watching.counting import CommitCounts
 from delaywheel.consumer.watching.events import CommittedOutcomes
 from delaywheel.consumer.watching.health import ConsumerTrouble
 
@@ -67,6 +68,7 @@ class Commits:
         # partition would fill each narrower cut, and the refused record would never be alone.
         self._cut_before: Mapping[Partition, int] | None = None
         self._held_up = HeldUp(state.book)
+        self._counts = CommitCounts(state.settings.trace, state.broker)
         self._known_topics: set[str] = set()
         self._sized_s: dict[str, float] = {}
         self._resting: Mapping[Partition, int] = {}
@@ -191,15 +193,17 @@ class Commits:
             cut = self._cut(tried)
             if cut is None:
                 break
-            failure = self._try(cut)
+            with state.changed:
+                outcomes = state.events.to_report(cut)
+            failure = self._try(cut, outcomes)
             if failure is None:
                 with state.changed:
-                    settled = self._committed(cut)
+                    self._committed(cut)
                     state.health.note(ConsumerTrouble.COMMIT_FAILED, None)
                     self._failures = 0
                     self._widen()
                     state.notify()
-                state.events.outcomes(settled)
+                state.events.outcomes(outcomes._replace(is_counted=cut.is_counted))
             else:
                 with state.changed:
                     self._fail(failure, cut)
@@ -359,12 +363,16 @@ class Commits:
             self._confirmed = asked
         return bool(is_current)
 
-    def _try(self, cut: Cut) -> TransactionFailure | None:
+    def _try(self, cut: Cut, outcomes: CommittedOutcomes) -> TransactionFailure | None:
         membership = self._membership()
         if membership is None:
             return TransactionFailure("the consumer is no longer a member of its group")
         passed = self._positions.passed(cut.offsets, cut.name)
-        return self._state.broker.commit(cut.records, passed, membership, one_by_one=cut.most == 1)
+        counted = self._counts.records(outcomes, self._state.clock_ms())
+        cut.is_counted = bool(counted)
+        records = [*cut.records, *counted] if counted else cut.records
+        failure = self._state.broker.commit(records, passed, membership, one_by_one=cut.most == 1)
+        return self._counts.ended(counted, failure)
 
     def _membership(self) -> bytes | None:
         state = self._state
@@ -372,13 +380,11 @@ class Commits:
             state.membership = state.broker.membership()
         return state.membership
 
-    def _committed(self, cut: Cut) -> CommittedOutcomes:
+    def _committed(self, cut: Cut) -> None:
         self._state.is_commit_refused = False
-        settled = self._state.events.to_report(cut)
         self._book.committed(cut)
         self._deliveries.committed(cut.offsets)
         self._answered(cut.offsets)
-        return settled
 
     def _answered(self, partitions: Iterable[Partition]) -> None:
         """Takes in that partitions are not held up, or no longer."""
@@ -495,7 +501,8 @@ class Commits:
             state.must_recover = False
             # One of them is enough: those of a topic that was deleted meanwhile are gone.
             if any(one is not None and one.transaction == cut.name for one in found.values()):
-                settled = self._committed(cut)
+                settled = state.events.to_report(cut)
+                self._committed(cut)
             state.notify()
         state.events.outcomes(settled)
 

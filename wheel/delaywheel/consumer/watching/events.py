@@ -67,11 +67,13 @@ class CommittedOutcomes(NamedTuple):
         settled: Records with their outcomes, for the program's events.
         runs: All records, for its trace.
         written: What handlers have written for later, for its trace, too.
+        is_counted: Whether their counts were written in the same transaction.
     """
 
     settled: Sequence[tuple[ReceivedMessage, Settlement]] = ()
     runs: Sequence[CommittedRun] = ()
     written: Sequence[WrittenRun] = ()
+    is_counted: bool = False
 
 
 def check_events(events: ConsumerEvents) -> None:
@@ -114,15 +116,16 @@ class EventCalls:
             ]
         if self._trace is not None:
             runs = committed_runs(cut, self._group, is_check=self._is_check)
-        return CommittedOutcomes(settled, runs, written_runs(runs))
+        return CommittedOutcomes(settled, runs, written_runs(runs), cut.is_counted)
 
     def outcomes(self, committed: CommittedOutcomes) -> None:
         """Reports outcomes that are committed."""
         if self._trace is not None:
+            is_counted = committed.is_counted
             for run in committed.runs:
-                self._trace.processed(run)
+                self._trace.processed(run, is_counted=is_counted)
             for written in committed.written:
-                self._trace.written(written)
+                self._trace.written(written, is_counted=is_counted)
         events = self._events
         if events is None:
             return
