@@ -60,6 +60,18 @@ def _declare(parser: Parser) -> None:
         metavar="LENGTH",
         help="length of a bucket (%(default)s)",
     )
+    parser.argument(
+        "--ends",
+        group=what,
+        action="store_true",
+        help="judge also what programs counted that they sent and consumed, by group",
+    )
+    parser.argument(
+        "--index",
+        group=what,
+        metavar="URI",
+        help="an index of the trace: with --ends it names the messages",
+    )
     strict = parser.add_argument_group("how strictly")
     parser.argument(
         "--late-tolerance",

@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from delaywheel_audit.ends.report import Ends, EndsReport
 from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.columns import with_own_headers
 from delaywheel_audit.kafka.control import ControlMissingError, Done, read_done
@@ -37,7 +38,7 @@ from delaywheel_audit.matching.retention import deleted as find_deleted
 from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.options import Options
-from delaywheel_audit.output import SUMMARY, Output, OutputUnwritableError
+from delaywheel_audit.output import ENDS, SUMMARY, Output, OutputUnwritableError
 from delaywheel_audit.progress import Progress
 from delaywheel_audit.requests import SCHEMA
 from delaywheel_audit.session import CouldNotRun, exit_code_of, spark_session
@@ -211,7 +212,14 @@ class _Run:
 
         books = reconcile(read, terms, facts, self._say)
         try:
-            return self._write(output, setting, place, books, done.due_ms)
+            ends = None
+            if options.wants_ends:
+                self._say("reading what programs have counted")
+                ends = EndsReport(self._spark, place, terms, facts, options.index).of(
+                    books.messages, has_gaps=bool(books.gaps)
+                )
+                self._kept += ends.kept
+            return self._write(output, setting, place, books, ends, done.due_ms)
         finally:
             books.release()
             for rows in self._kept:
@@ -361,12 +369,24 @@ class _Run:
         self._say(line)
 
     def _write(
-        self, output: Output, setting: Setting, place: KafkaPlace, books: Books, progress_ms: int
+        self,
+        output: Output,
+        setting: Setting,
+        place: KafkaPlace,
+        books: Books,
+        ends: Ends | None,
+        progress_ms: int,
     ) -> Summary:
         self._say(f"writing the tables to {output.place}")
         output.begin()
         output.write_table("buckets", books.buckets)
-        output.write_table("findings", books.findings)
+        findings = books.findings
+        if ends is not None:
+            output.write_table(ENDS, ends.table)
+            findings = findings.unionByName(ends.findings)
+            for line in ends.notes:
+                self._note(line)
+        output.write_table("findings", findings)
         kinds = output.findings_by_kind()
         totals, terms = books.totals, setting.terms
         self._explain(books)
@@ -391,6 +411,7 @@ class _Run:
             command=self._command,
             notes=self._notes,
             final=self._final and not totals["unpublished"] and not totals["pending"],
+            ends=None if ends is None else output.ends_counts(),
         )
         output.write_text(SUMMARY, summary.to_json() + "\n")
         page = output.write_page(summary, setting.ledger) if self._options.wants_page else None

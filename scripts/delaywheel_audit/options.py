@@ -28,6 +28,8 @@ class Options:
         kafka_margin_ms: How long before the range Kafka is read from; None: from its beginning.
         kafka_to_ms: Records with this timestamp or later are not read.
         is_late_an_error: Whether a late message makes the exit code 1.
+        wants_ends: Whether both ends are judged.
+        index: The trace's index, which names their messages; None: counts have to do.
         wants_json: Whether the summary is printed as JSON.
         wants_page: Whether a page is written.
     """
@@ -43,6 +45,8 @@ class Options:
     kafka_margin_ms: int | None
     kafka_to_ms: int | None
     is_late_an_error: bool
+    wants_ends: bool
+    index: str | None
     wants_json: bool
     wants_page: bool
 
@@ -60,6 +64,10 @@ class Options:
             raise usage("without --settings, say --cluster and --ledger")
         if given.to_ms is not None and given.from_ms is not None and given.to_ms <= given.from_ms:
             raise usage("--to is not after --from: the range is empty")
+        if given.ends and given.by != "due":
+            raise usage("--ends counts by due: leave out --by accepted")
+        if given.index is not None and not given.ends:
+            raise usage("--index is for --ends")
         kafka = dict(given.kafka_settings)
         if given.kafka is not None:
             kafka["bootstrap.servers"] = given.kafka
@@ -84,6 +92,8 @@ class Options:
             kafka_margin_ms=None if given.all_kafka else given.kafka_margin,
             kafka_to_ms=given.kafka_to,
             is_late_an_error=given.strict_late,
+            wants_ends=given.ends,
+            index=given.index,
             wants_json=given.json,
             wants_page=given.page,
         )

@@ -17,6 +17,7 @@ SHOWN_PER_KIND = 200
 SHOWN_BUCKETS = 20_000
 PAGE = "page.html"
 SUMMARY = "summary.json"
+ENDS = "ends"
 _PROBE = ".writable"
 
 
@@ -77,6 +78,22 @@ class Output:
             found += [row.asDict() for row in of_kind.collect()]
         return found
 
+    def ends_counts(self) -> dict[str, int]:
+        """Returns the sums of the table `ends`: counts, and minutes by state."""
+        table = self.read_table(ENDS)
+        names = ("said_sent", "refused", "unknown", "accepted", "consumed")
+        sums = table.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names)).first()
+        assert sums is not None
+        states = {row["state"]: row["count"] for row in table.groupBy("state").count().collect()}
+        return {**sums.asDict(), **{name: states[name] for name in sorted(states)}}
+
+    def ends_by_group(self) -> list[dict[str, Any]]:
+        """Returns the sums of the table `ends` by topic and group, and minutes by state."""
+        names = ("said_sent", "refused", "unknown", "accepted", "forwarded", "consumed")
+        table = self.read_table(ENDS).groupBy("topic", "group", "state")
+        rows = table.agg(*(F.sum(n).alias(n) for n in names), F.count(F.lit(1)).alias("minutes"))
+        return [row.asDict() for row in rows.orderBy("topic", "group", "state").collect()]
+
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file."""
         files, path = self._at(name)
@@ -111,6 +128,7 @@ class Output:
             ledger=shown(ledger),
             output=self.place,
             interval_ms=interval_ms,
+            ends=None if summary.ends is None else self.ends_by_group(),
         )
         self.write_text(PAGE, text.getvalue())
         return f"{self.place}/{PAGE}"

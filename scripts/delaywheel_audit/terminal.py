@@ -67,6 +67,8 @@ def _figures(summary: Summary) -> Table:
         table.add_row(name, f"{counts[name]:,}")
     for name, value in summary.lateness.items():
         table.add_row(f"lateness {name}", "-" if value is None else f"{value:,} ms")
+    for name, value in (summary.ends or {}).items():
+        table.add_row(f"both ends: {name.replace('_', ' ')}", f"{value:,}")
     return table
 
 

@@ -152,6 +152,10 @@ class KafkaQuestions:
         """Returns the ends, including records of open transactions."""
         return self._offsets(places, _spec("latest"), IsolationLevel.READ_UNCOMMITTED)
 
+    def latest(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Returns the offsets of the records with the greatest timestamps; -1: there is none."""
+        return self._offsets(places, _spec("max_timestamp"), IsolationLevel.READ_UNCOMMITTED)
+
     def first_since(self, places: Iterable[Place], timestamp_ms: int) -> dict[Place, int | None]:
         """Returns the first offset with this timestamp or a later one; None if there is none."""
         spec = _spec("for_timestamp", timestamp_ms)

@@ -16,11 +16,13 @@ class Kind:
         means: What the finding means.
         then: What to do.
         is_error: Whether the books do not balance with it: exit code 1.
+        is_of_ends: Whether only `--ends` looks for it.
     """
 
     means: str
     then: str
     is_error: bool
+    is_of_ends: bool = False
 
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -84,6 +86,36 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "want of disk (`detail` says so), nothing can be done: give its place more room.",
             is_error=True,
         ),
+        "lost_before": Kind(
+            "Programs were answered that more messages were accepted than the ledger has: a minute "
+            "of dues in a topic a row.",
+            "A promise was broken, or a program sends through another cluster than it counts for. "
+            "Its trace names the messages: those without `accepted`.",
+            is_error=True,
+            is_of_ends=True,
+        ),
+        "lost_after": Kind(
+            "A consumer group has passed records and has not consumed them: `detail` has its name, "
+            "and how many.",
+            "Were its offsets set forward, or does a member of it consume without a trace? "
+            "The index of the trace names those that were consumed.",
+            is_error=True,
+            is_of_ends=True,
+        ),
+        "consumed_twice": Kind(
+            "A consumer group has consumed more than Kafka has: some records again, after it had "
+            "committed that they are done.",
+            "Were its offsets set back, or is the topic also read under another of its names?",
+            is_error=True,
+            is_of_ends=True,
+        ),
+        "ids_differ": Kind(
+            "As many messages on both sides, and not the same ones: as many are lacking as there "
+            "are too many.",
+            "As for `lost_before` and `lost_after`: `detail` says whose count it is.",
+            is_error=True,
+            is_of_ends=True,
+        ),
         "late": Kind(
             "Forwarded later than its due by more than `--late-tolerance`.",
             "Compare with failovers, outages of Kafka and the rate at that time.",
@@ -101,6 +133,19 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "though key, value or headers differ.",
             "A caller gives one id to different messages: have it make a new id for each.",
             is_error=False,
+        ),
+        "reporter_ended": Kind(
+            "A program was killed: what it counted in its last ten seconds may be missing, and is "
+            "no loss of messages.",
+            "Nothing, if that is known.",
+            is_error=False,
+            is_of_ends=True,
+        ),
+        "clock_differs": Kind(
+            "The clock of a program differs from the brokers': so much are its dues by delay off.",
+            "Set the clock of that machine.",
+            is_error=False,
+            is_of_ends=True,
         ),
     }
 )

@@ -85,6 +85,7 @@ class Books:
         findings: The table.
         totals: Counts and percentiles of everything.
         gaps: Holes of the ledger that matter, with the messages of Kafka that fall into each.
+        messages: What the tables are made of, judged: one a row.
         sought_too_many: Whether too much is missing to look for it record by record.
         release: Frees what was kept for the tables; called once they are written.
     """
@@ -93,6 +94,7 @@ class Books:
     findings: DataFrame
     totals: dict[str, Any]
     gaps: list[tuple[Hole, int]]
+    messages: DataFrame
     sought_too_many: bool
     release: Callable[[], None]
 
@@ -191,7 +193,7 @@ def reconcile(
     table = table.unionByName(unbooked_losses(inputs.outcomes, asked, facts))
     if sums["dead"]:
         table = table.unionByName(letter_findings(found, inputs.letters()))
-    return Books(buckets(found, terms), table, sums.asDict(), gaps, too_many, release)
+    return Books(buckets(found, terms), table, sums.asDict(), gaps, found, too_many, release)
 
 
 def _first_look(

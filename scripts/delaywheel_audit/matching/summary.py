@@ -56,6 +56,8 @@ class Summary:
         seconds: How long it took.
         command: How it was called.
         notes: What a reader of the figures should know, in words.
+        ends: What programs counted in the range, and how many minutes are in which state; None: it
+            was not asked for.
         final: Whether nothing more can be accepted or published for the range: asked again, the
             books would say the same. Balanced books that are not final are balanced so far.
     """
@@ -79,6 +81,7 @@ class Summary:
     command: str
     notes: Sequence[str] = field(default=())
     final: bool = True
+    ends: Mapping[str, int] | None = None
 
     @property
     def is_unproven(self) -> bool:

@@ -14,13 +14,13 @@ from delaywheel_audit.sources.ledger_files import Hole
 PERCENTILE_ACCURACY = 10_000
 """A percentile is off by at most 1/10,000 of the messages, counted in order."""
 
-_FINDING = (
+FINDING = (
     "kind string, topic string, id string, due_ms long, accepted_at_ms long, wheel string,"
     " seq long, partition int, offset long, forwarded_at_ms long, lateness_ms long, detail string"
 )
 _PART = "struct<first: long, last: long, from_ms: long, to_ms: long>"
 _DROPPED = "this acceptance was dropped, its content is not in Kafka"
-_COLUMNS = tuple(part.split()[0] for part in _FINDING.split(","))
+_COLUMNS = tuple(part.split()[0] for part in FINDING.split(","))
 
 
 def topic_of() -> Column:
@@ -118,7 +118,7 @@ def gap_findings(like: DataFrame, gaps: list[tuple[Hole, int]]) -> DataFrame:
             ("ledger_gap", None, None, None, hole.from_ms or None, hole.wheel,
              hole.first_seq or None, None, None, None, None, detail)
         )  # fmt: skip
-    return like.sparkSession.createDataFrame(rows, _FINDING)
+    return like.sparkSession.createDataFrame(rows, FINDING)
 
 
 def unbooked_losses(outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
@@ -176,7 +176,7 @@ def unbooked_losses(outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFram
         .where(part["first"] <= part["last"])
         .where(is_asked)
         .select(*columns)
-        .to(outcomes.sparkSession.createDataFrame([], _FINDING).schema)
+        .to(outcomes.sparkSession.createDataFrame([], FINDING).schema)
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.page.bins import Row
+from delaywheel_audit.page.ends import ends_part
 from delaywheel_audit.page.markup import Child, Element, details, el, prose, style, table, to_html
 from delaywheel_audit.page.over_time import over_time
 from delaywheel_audit.page.tables import (
@@ -45,6 +46,7 @@ def write_page(
     ledger: str = "",
     output: str = "",
     interval_ms: int | None = None,
+    ends: Sequence[Row] | None = None,
 ) -> None:
     """Writes the page to a file or a stream.
 
@@ -57,8 +59,9 @@ def write_page(
         ledger: Where the ledger was read, for the reader.
         output: Where the tables are, for the reader.
         interval_ms: How long each of `buckets` is, if not as the summary says.
+        ends: Sums of the table `ends` by topic, group and state; None: there is none.
     """
-    document = to_html(_page(summary, buckets, findings, ledger, output, interval_ms))
+    document = to_html(_page(summary, buckets, findings, ledger, output, interval_ms, ends))
     if isinstance(target, Path):
         target.write_text(document, encoding="utf-8")
     else:
@@ -72,6 +75,7 @@ def _page(
     ledger: str,
     output: str,
     interval_ms: int | None,
+    ends: Sequence[Row] | None,
 ) -> Element:
     said = verdict(summary)
     interval = interval_ms or summary.interval_ms
@@ -99,6 +103,7 @@ def _page(
         *findings_part(summary, findings, output),
         el("h2", "By topic"),
         topics_table(summary, buckets) if buckets or summary.topics else _nothing(),
+        *([] if ends is None else [el("h2", "Both ends"), *ends_part(ends)]),
         el("h2", "Over time"),
         *(over_time(summary, buckets, findings, interval) or [_nothing()]),
         el("h2", "What was examined"),

@@ -21,7 +21,8 @@ class Verdict:
 
 def found(summary: Summary) -> dict[str, int]:
     """Returns the number of findings of each kind, in order of display."""
-    kinds = {kind: summary.findings.get(kind, 0) for kind in KINDS}
+    wanted = (kind for kind, it in KINDS.items() if summary.ends is not None or not it.is_of_ends)
+    kinds = {kind: summary.findings.get(kind, 0) for kind in wanted}
     return kinds | {kind: n for kind, n in summary.findings.items() if kind not in kinds}
 
 

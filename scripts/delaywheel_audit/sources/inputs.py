@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -12,9 +12,11 @@ from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.columns import with_own_headers
 from delaywheel_audit.kafka.connector import read, why
 from delaywheel_audit.kafka.errors import KafkaSourceError
+from delaywheel_audit.kafka.groups import committed
 from delaywheel_audit.kafka.plan import Plan, check_topics, plan
-from delaywheel_audit.kafka.questions import KafkaQuestions
+from delaywheel_audit.kafka.questions import KafkaQuestions, Place
 from delaywheel_audit.sources.ledger_files import LedgerFolder, Listing
+from delaywheel_replica.core.protocol.control import IngressRecord
 
 LEDGER_SCHEMA = "id binary, due_ms long, accepted_at_ms long, topic string, wheel string, seq long"
 _COLUMNS = (
@@ -115,6 +117,20 @@ class KafkaPlace:
                     "or run this again when it has ended"
                 )
             time.sleep(0.1)
+
+    def are_settled(self, settled: Mapping[Place, IngressRecord], before_ms: int) -> bool:
+        """Whether the records of ingress topics that were written before a time are settled."""
+        asked = self._questions()
+        later = asked.first_since(settled, before_ms)
+        last = asked.latest(settled)  # behind it there may be ends of transactions
+        ends = {at: last[at] + 1 if offset is None else offset for at, offset in later.items()}
+        return all(record.next_offset >= ends[at] for at, record in settled.items())
+
+    def committed(self, group: str, topics: Sequence[str]) -> dict[str, dict[int, int]] | None:
+        """Returns how far a group has come in topics; None: Kafka does not say it."""
+        found = self._questions().describe(topics)
+        partitions = {name: one.partitions for name, one in found.items() if one is not None}
+        return committed(self._client, group, partitions)
 
     def _questions(self) -> KafkaQuestions:
         return KafkaQuestions(self._client)

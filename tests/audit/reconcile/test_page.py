@@ -547,3 +547,25 @@ def test_times_in_words() -> None:
     assert clock(NOON + 12 * 3_600_000, 10 * MINUTE) == "Nov 22"
     assert clock(NOON + 5, 1) == "12:00:00.005"
     assert clock(2**62, 1000) == f"{2**62:,}"
+
+
+def test_both_ends_show_each_topic_with_its_groups() -> None:
+    nothing = dict.fromkeys(("said_sent", "unknown", "accepted", "consumed"))
+    rows = [
+        {**nothing, "topic": "orders", "group": "mail", "state": "whole", "forwarded": 90,
+         "consumed": 90, "minutes": 9},
+        {**nothing, "topic": "orders", "group": "mail", "state": "lost_after", "forwarded": 10,
+         "consumed": 7, "minutes": 1},
+        {**nothing, "topic": "orders", "group": None, "state": "whole", "said_sent": 101,
+         "unknown": 0, "accepted": 101, "forwarded": 100, "minutes": 10},
+    ]  # fmt: skip
+    stream = io.StringIO()
+    buckets = [bucket(NOON)]
+    write_page(stream, summary_of(buckets, [], ends={"said_sent": 101}), buckets, [], ends=rows)
+    text = stream.getvalue()
+    part = text[text.index(">Both ends</h2>") : text.index(">Over time</h2>")]
+    lines = [re.findall(r"<t[hd][^>]*>(?:<span[^>]*>)?([^<]*)", row) for row in part.split("<tr>")]
+    assert lines[2] == ["orders", "101", "0", "101", "100", "", "10 whole"]
+    assert lines[3] == ["\u2192 mail", "", "", "", "100", "97", "9 whole, 1 lost after"]
+    assert "clock differs" in Page(text).text, "it was looked for"
+    assert "clock differs" not in page_of(buckets, [])[1].text

@@ -1,0 +1,1 @@
+"""Both ends: what programs say that they sent and consumed, held against the books."""

@@ -1,0 +1,1 @@
+"""Both ends: judged, and by the whole job."""
