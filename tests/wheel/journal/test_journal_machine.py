@@ -63,6 +63,9 @@ class JournalMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk = SimulatedDisk()
+        self.disk.make_folder(FOLDER)
+        for folder in FOLDER.parents:
+            self.disk.sync_folder(folder)
         self.written = 0
         self.empty: set[int] = set()  # declared lost; they may turn up all the same
         self.synced = 0
@@ -70,10 +73,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.is_refused = False  # by the medium, in this step alone
         self.journal = Journal(self.disk, FOLDER, WHEEL)
 
-    def _write(self, count: int) -> None:
-        self.written += count
-
-    def _fetch(self, most: int) -> None:
+    def fetch(self, most: int) -> None:
         """Appends what follows on the end, at most so many frames."""
         first = self.journal.end
         parts = [frame_of(seq) for seq in range(first + 1, min(first + most, self.written) + 1)]
@@ -95,8 +95,8 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(count=COUNTS, most=st.integers(1, 3))
     def a_part_is_fetched(self, count: int, most: int) -> None:
-        self._write(count)
-        self._fetch(most)
+        self.written += count
+        self.fetch(most)
 
     @rule()
     def sync(self) -> None:
@@ -110,7 +110,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(beyond=st.integers(1, 3))
     def seconds_are_copied(self, beyond: int) -> None:
-        self._write(beyond)
+        self.written += beyond
         self.journal.fill_through(min(self.journal.end + beyond, self.written))
 
     @rule()
@@ -212,8 +212,8 @@ class JournalMachine(RuleBasedStateMachine):
         assert self.is_harmed or self.journal.end >= before
 
     def _append(self, count: int) -> None:
-        self._write(count)
-        self._fetch(self.written)
+        self.written += count
+        self.fetch(self.written)
 
     def _until_crash(self, effects: int, torn_share: float, action: Callable[[], None]) -> None:
         self.disk.crash_after(effects, torn_share=torn_share)
@@ -268,4 +268,31 @@ def test_segments_are_named_after_their_first_seq() -> None:
     for _ in range(9):
         machine.origin_writes_and_all_is_appended(1)
     names = machine.disk.list_folder(layout.journal_folder(FOLDER))
-    assert names == ["1.log", "3.log"]
+    assert names == ["1.log", "5.log"]
+
+
+def test_what_was_synced_is_there_after_all_else_is_lost() -> None:
+    machine = JournalMachine()
+    for _ in range(9):
+        machine.origin_writes_and_all_is_appended(1)
+    machine.sync()
+    machine.origin_writes_and_all_is_appended(3)
+    machine.disk.lose_unsynced()
+    assert Journal(machine.disk, FOLDER, WHEEL).end == machine.synced == 9
+
+
+def test_a_frame_that_does_not_fit_its_place_cuts_what_is_behind() -> None:
+    """An empty frame was damaged, and a member has the one that had been declared lost."""
+    machine = JournalMachine()
+    machine.origin_writes_and_all_is_appended(2)
+    machine.written += 1
+    machine.journal.put_empty(3)
+    machine.origin_writes_and_all_is_appended(2)
+    (path,) = machine.disk.paths()
+    begin = len(frame_of(1) + frame_of(2))
+    machine.disk.flip_bit(path, begin * 8)
+    machine.journal.look_again(3)
+    assert (machine.journal.end, machine.journal.greatest) == (2, 5)
+    machine.fetch(1)
+    assert (machine.journal.end, machine.journal.greatest) == (3, 3)
+    assert machine.journal.read(3, MOST_BYTES)[0] == frame_of(3)
