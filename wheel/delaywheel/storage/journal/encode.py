@@ -1,29 +1,24 @@
 """Encodes a group of rows as frames of the journal, in one buffer.
 
 The group is sorted by second and cut by the bounds of a transaction alone, so it is one frame, or
-few. The bytes of each column are cut into a piece for each frame; all pieces are put in order and
-joined once.
+few.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.folder.disk import Buffer
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.encode import FRAME_TOPICS, FrameTopics
 from delaywheel.storage.frames.format import (
     HAS_PARTITIONS,
     HAS_TIMESTAMPS,
     LONGEST_ROW_BYTES,
     NO_SLOT,
-    row_length_bytes,
-    topic_entry,
 )
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.journal.format import (
@@ -34,8 +29,7 @@ from delaywheel.storage.journal.format import (
     VERSION,
     put_checksums,
 )
-
-_ZEROS: Final = [bytes(count) for count in range(8)]
+from delaywheel.storage.journal.pieces import Pieces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,12 +79,25 @@ def encode_frames(
         max_messages=min(max_frame_messages, FRAME_TOPICS) if is_for_many else max_frame_messages,
         max_bytes=max_frame_bytes,
     )
-    pieces = _Pieces(columns, slots, firsts, kind)
-    edges, content = pieces.joined(wheel.hash64, first_seq, accepted_at_ms)
+    pieces = Pieces(firsts, len(slots))
+    headers = np.zeros(len(firsts), HEADER)
+    headers["magic"], headers["version"], headers["kind"] = MAGIC, VERSION, kind
+    headers["wheel_hash"], headers["accepted_at_ms"] = wheel.hash64, accepted_at_ms
+    headers["seq"] = np.arange(first_seq, first_seq + len(headers))
+    headers["rows"] = pieces.counts
+    pieces.add([bytes(HEADER_LENGTH_BYTES)] * len(headers))
+    _add_seconds(pieces, headers, slots)
+    _add_rows(pieces, headers, columns, slots)
+    edges = [0, *pieces.lengths.cumsum().tolist()]
+    headers["length_bytes"] = pieces.lengths
+    content = pieces.joined()
+    _put_headers(content, edges, headers)
     return EncodedFrames(pieces.counts, edges, content, order)
 
 
-def _firsts(lengths_bytes: NDArray[np.int64], *, max_messages: int, max_bytes: int) -> list[int]:
+def _firsts(
+    lengths_bytes: NDArray[np.int64], *, max_messages: int, max_bytes: int
+) -> NDArray[np.int64]:
     """Returns the first row of each frame."""
     rows, ends = len(lengths_bytes), lengths_bytes.cumsum()
     firsts = [0]
@@ -100,135 +107,57 @@ def _firsts(lengths_bytes: NDArray[np.int64], *, max_messages: int, max_bytes: i
         fitting = max(int(ends.searchsorted(until, side="right")), begin + 1)
         end = min(begin + max_messages, fitting)
         if end >= rows:
-            return firsts
+            return np.array(firsts)
         firsts.append(end)
 
 
-class _Pieces:
-    """The pieces of all frames of a sorted group: part by part, one for each frame."""
+def _add_seconds(pieces: Pieces, headers: NDArray[Any], slots: NDArray[np.int64]) -> None:
+    """Adds each frame's list."""
+    begins = np.ones(len(slots), bool)
+    np.not_equal(slots[1:], slots[:-1], out=begins[1:])
+    begins[pieces.firsts] = True
+    places = begins.nonzero()[0]
+    edges = places.searchsorted([*pieces.firsts, len(slots)]).tolist()
+    headers["seconds"] = counts = np.diff(edges)
+    seconds = slots[places].astype("<u4").tobytes()
+    firsts = (places - np.repeat(pieces.firsts, counts)).astype("<u4").tobytes()
+    for raw in (seconds, firsts):
+        pieces.add([raw[begin * 4 : end * 4] for begin, end in pairwise(edges)], counts * 4)
 
-    def __init__(
-        self, columns: Columns, slots: NDArray[np.int64], firsts: list[int], kind: Kind
-    ) -> None:
-        self._columns = columns
-        self._slots = slots
-        self._kind = kind
-        self._firsts = np.array(firsts)
-        self._edges = [*firsts, len(slots)]  # in rows
-        self.counts = np.diff(np.array(self._edges))
-        self._headers = np.zeros(len(firsts), HEADER)
-        self._pieces: list[Iterable[Buffer]] = []
 
-    def joined(
-        self, wheel_hash: int, first_seq: int, accepted_at_ms: int
-    ) -> tuple[list[int], bytearray]:
-        """Returns the edges of all frames, and their bytes."""
-        headers = self._headers
-        headers["magic"], headers["version"], headers["kind"] = MAGIC, VERSION, self._kind
-        headers["wheel_hash"], headers["accepted_at_ms"] = wheel_hash, accepted_at_ms
-        headers["seq"] = np.arange(first_seq, first_seq + len(headers))
-        headers["rows"] = self.counts
-        self._add_seconds()
-        self._add_columns()
-        self._add_content(self._add_topics())
-        raw = headers.tobytes()
-        heads = range(0, len(raw), HEADER_LENGTH_BYTES)
-        self._pieces.insert(0, [raw[at : at + HEADER_LENGTH_BYTES] for at in heads])
-        content = bytearray().join(self._interleaved())
-        edges = [0, *headers["length_bytes"].cumsum(dtype=np.int64).tolist()]
-        lists = (headers["seconds"] * LIST_ENTRY_BYTES + HEADER_LENGTH_BYTES).tolist()
-        for (begin, end), head_length in zip(pairwise(edges), lists, strict=True):
-            put_checksums(content, begin, head_length, end - begin)
-        return edges, content
+def _add_rows(
+    pieces: Pieces, headers: NDArray[Any], columns: Columns, slots: NDArray[np.int64]
+) -> None:
+    """Adds columns, topics and content."""
+    has_content = int(headers["kind"][0]) == Kind.MESSAGES
+    timed = pieces.have((columns.timestamps_ms >= 0) & has_content)
+    placed = pieces.have((columns.partitions >= 0) & has_content)
+    topics = FrameTopics(len(columns.topics), columns.topic_numbers, pieces.counts)
+    pieces.add_column(columns.timestamps_ms, "<i8", timed)
+    pieces.add_column(columns.ids, "u1")
+    pieces.add_column(topics.numbers, "<u4")
+    if has_content:
+        for lengths in (columns.key_lengths, columns.value_lengths, columns.headers_lengths):
+            pieces.add_column(lengths, "<i4")
+    pieces.add_column(columns.partitions, "<i4", placed)
+    pieces.add_column(columns.due_ms - slots * 1000, "<u2")
+    pieces.pad()
+    headers["flags"] = timed * HAS_TIMESTAMPS + placed * HAS_PARTITIONS
+    headers["topics"] = np.diff(topics.edges)
+    headers["topics_length"] = pieces.add_topics(topics, columns.topics)
+    lasts = pieces.firsts + pieces.counts - 1
+    begins, ends = columns.starts[pieces.firsts], (columns.starts + columns.lengths_bytes)[lasts]
+    headers["blob_length"] = ends - begins
+    blob = memoryview(columns.blob)
+    edges = zip(begins.tolist(), ends.tolist(), strict=True)
+    pieces.add([blob[begin:end] for begin, end in edges], ends - begins)
+    pieces.pad()
 
-    def _interleaved(self) -> list[Buffer]:
-        """Orders the pieces frame by frame, as in the format."""
-        parts: list[Buffer] = [b""] * (len(self._pieces) * len(self._headers))
-        for number, pieces in enumerate(self._pieces):
-            parts[number :: len(self._pieces)] = pieces
-        return parts
 
-    def _add_seconds(self) -> None:
-        """Adds each frame's list."""
-        begins = np.ones(len(self._slots), bool)
-        np.not_equal(self._slots[1:], self._slots[:-1], out=begins[1:])
-        begins[self._firsts] = True
-        places = begins.nonzero()[0]
-        edges = places.searchsorted(self._edges).tolist()
-        counts = np.diff(edges)
-        seconds = self._slots[places].astype("<u4").tobytes()
-        firsts = (places - np.repeat(self._firsts, counts)).astype("<u4").tobytes()
-        for raw in (seconds, firsts):
-            self._pieces.append([raw[begin * 4 : end * 4] for begin, end in pairwise(edges)])
-        self._headers["seconds"] = counts
-        self._headers["length_bytes"] = HEADER_LENGTH_BYTES + counts * LIST_ENTRY_BYTES
-
-    def _add_columns(self) -> None:
-        columns, headers = self._columns, self._headers
-        has_timestamps = self._frames_with(columns.timestamps_ms)
-        has_partitions = self._frames_with(columns.partitions)
-        flags = has_timestamps * HAS_TIMESTAMPS + has_partitions * HAS_PARTITIONS
-        topics = self._topics = FrameTopics(len(columns.topics), columns.topic_numbers, self.counts)
-        self._add(columns.timestamps_ms, "<i8", 8, has_timestamps)
-        self._add(columns.ids, "u1", ID_LENGTH_BYTES)
-        self._add(topics.numbers, "<u4", 4)
-        if self._kind is Kind.MESSAGES:
-            for lengths in (columns.key_lengths, columns.value_lengths, columns.headers_lengths):
-                self._add(lengths, "<i4", 4)
-        self._add(columns.partitions, "<i4", 4, has_partitions)
-        self._add(columns.due_ms - self._slots * 1000, "<u2", 2)
-        row_bytes = np.array([row_length_bytes(self._kind, each) for each in flags.tolist()])
-        length = self.counts * row_bytes
-        self._pieces.append([_ZEROS[count] for count in (-length % 8).tolist()])
-        headers["flags"] = flags
-        headers["length_bytes"] += (length + -length % 8).astype(np.uint32)
-
-    def _frames_with(self, column: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns 1 for each frame in which a row has a value, else 0."""
-        if self._kind is not Kind.MESSAGES:
-            return np.zeros(len(self.counts), np.int64)
-        return np.logical_or.reduceat(column >= 0, self._firsts).astype(np.int64)
-
-    def _add(
-        self,
-        column: NDArray[Any],
-        dtype: str,
-        item_bytes: int,
-        present: NDArray[np.int64] | None = None,
-    ) -> None:
-        """Adds one column; to those frames alone that have it."""
-        if present is not None and not present.any():
-            return
-        raw = column.astype(dtype, copy=False).tobytes()
-        edges = [edge * item_bytes for edge in self._edges]
-        pieces = [raw[begin:end] for begin, end in pairwise(edges)]
-        if present is not None and not present.all():
-            pieces = [p if has else b"" for p, has in zip(pieces, present.tolist(), strict=True)]
-        self._pieces.append(pieces)
-
-    def _add_topics(self) -> NDArray[np.int64]:
-        """Adds each frame's dictionary; returns their lengths."""
-        entries = [topic_entry(topic) for topic in self._columns.topics]
-        members, edges = self._topics.members.tolist(), self._topics.edges.tolist()
-        dictionaries = [
-            b"".join([entries[topic] for topic in members[begin:end]])
-            for begin, end in pairwise(edges)
-        ]
-        self._pieces.append(dictionaries)
-        lengths = np.array(list(map(len, dictionaries)), np.int64)
-        self._headers["topics"] = np.diff(self._topics.edges)
-        self._headers["topics_length"] = lengths
-        return lengths
-
-    def _add_content(self, topics_lengths: NDArray[np.int64]) -> None:
-        """Adds keys, values and headers, and zeros up to a multiple of 8 bytes."""
-        columns, headers = self._columns, self._headers
-        ends = columns.starts + columns.lengths_bytes
-        begins, lasts = columns.starts[self._firsts], ends[np.array(self._edges[1:]) - 1]
-        blob = memoryview(columns.blob)
-        edges = zip(begins.tolist(), lasts.tolist(), strict=True)
-        self._pieces.append([blob[begin:end] for begin, end in edges])
-        length = topics_lengths + lasts - begins
-        self._pieces.append([_ZEROS[count] for count in (-length % 8).tolist()])
-        headers["blob_length"] = lasts - begins
-        headers["length_bytes"] += (length + -length % 8).astype(np.uint32)
+def _put_headers(content: bytearray, edges: list[int], headers: NDArray[Any]) -> None:
+    raw = headers.tobytes()
+    lists = (headers["seconds"] * LIST_ENTRY_BYTES + HEADER_LENGTH_BYTES).tolist()
+    for number, (begin, end) in enumerate(pairwise(edges)):
+        at = number * HEADER_LENGTH_BYTES
+        content[begin : begin + HEADER_LENGTH_BYTES] = raw[at : at + HEADER_LENGTH_BYTES]
+        put_checksums(content, begin, lists[number], end - begin)
