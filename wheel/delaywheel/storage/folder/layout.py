@@ -127,6 +127,12 @@ def hour_folder(folder: Path, hour: int) -> Path:
     return folder.joinpath("slots", hour_name(hour))
 
 
+@lru_cache(maxsize=4096)
+def seconds_path(folder: Path, hour: int) -> Path:
+    """Returns the path of the table of a wheel's seconds of an hour since 1970."""
+    return folder.joinpath("slots", hour_name(hour) + ".table")
+
+
 def slot_name(slot: int) -> str:
     """Returns the name of a slot's file, within the folder of its hour."""
     return f"{slot}.slot"

@@ -1,0 +1,172 @@
+"""The table of an hour: an entry for each second, which says how far its slot file counts.
+
+::
+
+    <wheel>/slots/<hour>.table    a page of counts | 3,600 entries of 32 bytes
+
+An entry has the length of the second's file, the last fill, and how many rows of each sort; its
+chain follows from that before and from the section's checksum, so a fill reads nothing of the file,
+and a reader knows that all sections are the ones that were written. Its check covers the second,
+too. An entry of zeros says that the second has no file.
+
+The counts say how many seconds of each page had an entry when F was last saved: if fewer have one,
+a page was lost, and its file perhaps with it. Between two saves they say nothing.
+"""
+
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk, is_medium_error
+from delaywheel.storage.folder.layout import SECONDS_PER_HOUR
+
+_PAGE_LENGTH_BYTES: Final = 4096
+ENTRY_LENGTH_BYTES: Final = 32
+_PER_PAGE: Final = _PAGE_LENGTH_BYTES // ENTRY_LENGTH_BYTES
+_PAGES: Final = -(-SECONDS_PER_HOUR // _PER_PAGE)
+_ENTRY = struct.Struct("<QIIIIII")
+_NO_ENTRY = bytes(ENTRY_LENGTH_BYTES)
+_UNIT_BYTES = 8
+_COUNTS = struct.Struct(f"<{_PAGES}I")
+
+
+class Entry(NamedTuple):
+    """What a table says of a second.
+
+    Attributes:
+        fill: The seq of the last fill that is in its file.
+        length_bytes: How far the file counts.
+        names: Rows that are no messages; of these, how many are releases.
+        chain: See the module's docstring.
+    """
+
+    fill: int
+    length_bytes: int
+    messages: int
+    names: int
+    releases: int
+    chain: int
+
+    def following(
+        self, *, fill: int, length: int, checksum: int, messages: int, names: int, releases: int
+    ) -> "Entry":
+        """Returns the entry behind a further section."""
+        return Entry(
+            fill,
+            self.length_bytes + length,
+            self.messages + messages,
+            self.names + names,
+            self.releases + releases,
+            crc32c(struct.pack("<I", checksum), self.chain),
+        )
+
+
+NOTHING: Final = Entry(0, 0, 0, 0, 0, 0)
+
+
+class HourTable:
+    """The table of one hour; pages are read when they are asked for. For one thread."""
+
+    def __init__(self, disk: Disk, folder: Path, hour: int) -> None:
+        self.path = layout.seconds_path(folder, hour)
+        self._disk = disk
+        self._first = hour * SECONDS_PER_HOUR
+        self._pages: dict[int, bytearray | None] = {}  # None: the medium refuses it
+        self._changed: set[int] = set()
+
+    def _page(self, number: int) -> bytearray | None:
+        if number not in self._pages:
+            self._pages[number] = self._read(number)
+        return self._pages[number]
+
+    def _read(self, number: int) -> bytearray | None:
+        page = bytearray(_PAGE_LENGTH_BYTES)
+        try:
+            file = self._disk.open_read(self.path)
+        except FileNotFoundError:
+            return page
+        try:
+            found = file.read_at(_PAGE_LENGTH_BYTES, number * _PAGE_LENGTH_BYTES)
+        except OSError as error:
+            if not is_medium_error(error):
+                raise
+            return None
+        finally:
+            file.close()
+        page[: len(found)] = found
+        return page
+
+    def _counted(self, number: int) -> int:
+        """Returns how many seconds of a page had an entry when F was saved, as far as is known."""
+        counts = self._page(0)
+        if counts is None:
+            return 0
+        (check,) = struct.unpack_from("<I", counts, _COUNTS.size)
+        is_whole = crc32c(counts[: _COUNTS.size]) == check
+        return _COUNTS.unpack_from(counts)[number - 1] if is_whole else 0
+
+    def entry(self, slot: int) -> Entry | None:
+        """Returns what is said of a second; None: that cannot be read, or may have been lost."""
+        number, at = self._place(slot)
+        page = self._page(number)
+        if page is None:
+            return None
+        raw = bytes(page[at : at + ENTRY_LENGTH_BYTES])
+        if raw == _NO_ENTRY:
+            counted = self._counted(number)
+            return None if counted and _present(page) < counted else NOTHING
+        fill, units, messages, names, releases, chain, check = _ENTRY.unpack(raw)
+        if check != _check(slot, raw):
+            return None
+        return Entry(fill, units * _UNIT_BYTES, messages, names, releases, chain)
+
+    def put(self, slot: int, entry: Entry) -> None:
+        """Says something else of a second whose page can be read; `write` has it written."""
+        number, at = self._place(slot)
+        page = self._page(number)
+        assert page is not None
+        raw = _ENTRY.pack(entry.fill, entry.length_bytes // _UNIT_BYTES, *entry[2:], 0)
+        check = struct.pack("<I", _check(slot, raw))
+        page[at : at + ENTRY_LENGTH_BYTES] = _NO_ENTRY if entry == NOTHING else raw[:-4] + check
+        self._changed.add(number)
+
+    def write(self) -> None:
+        """Writes what was changed."""
+        if not self._changed:
+            return
+        file = self._disk.open(self.path, create=True)
+        try:
+            for number in sorted(self._changed):
+                page = self._page(number)
+                assert page is not None
+                file.write_at([page], number * _PAGE_LENGTH_BYTES)
+        finally:
+            file.close()
+        self._changed.clear()
+
+    def count(self) -> None:
+        """Counts entries anew, which are on the medium; `write` has that written."""
+        pages = [self._page(number) for number in range(1, _PAGES + 1)]
+        raw = _COUNTS.pack(*(_present(page) if page is not None else 0 for page in pages))
+        page = bytearray(raw + struct.pack("<I", crc32c(raw))).ljust(_PAGE_LENGTH_BYTES, b"\0")
+        if page != self._page(0):
+            self._pages[0] = page
+            self._changed.add(0)
+
+    def _place(self, slot: int) -> tuple[int, int]:
+        """Returns the page of a second's entry, and where in it that lies."""
+        number, place = divmod(slot - self._first, _PER_PAGE)
+        return number + 1, place * ENTRY_LENGTH_BYTES
+
+
+def _present(page: bytearray) -> int:
+    entries = np.frombuffer(page, "<u8").reshape(-1, ENTRY_LENGTH_BYTES // 8)
+    return int(entries.any(axis=1).sum())
+
+
+def _check(slot: int, raw: bytes) -> int:
+    return crc32c(raw[:-4], crc32c(struct.pack("<I", slot)))
