@@ -6,7 +6,8 @@ question ends after its time-out, and the library tries to connect thousands of 
 the client looks first who it is by now, which is asked of any broker to which it has a connection.
 
 A broker that was killed is named for its session's time-out (9 s): what it is asked until then ends
-in a time-out, and may be asked again, perhaps of another.
+in a time-out, and may be asked again, perhaps of another. Whoever knows that one does not answer
+says so: then another is looked for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from confluent_kafka.admin import AdminClient, ResourceType  # type: ignore[attr
 _KNOWN_S: Final = 0.5
 """So long is believed what was seen: questions come together."""
 _LOOK_S: Final = 5.0
+_LOOKS: Final = 20
+"""So often another one is looked for: each may be named a third of the times."""
+_AVOIDED_S: Final = 10.0
+"""So long a broker that does not answer may be named."""
 
 
 class KafkaAdmin(AdminClient):
@@ -27,7 +32,15 @@ class KafkaAdmin(AdminClient):
     def __init__(self, settings: dict[str, Any], **options: Any) -> None:
         """Connects when first asked."""
         super().__init__({**settings, "allow.auto.create.topics": False}, **options)
-        self._known_until_s = 0.0
+        self._known_until_s = self._avoided_until_s = 0.0
+        self._avoided: frozenset[int] = frozenset()
+
+    def avoid(self, brokers: frozenset[int]) -> None:
+        """Asks others than these for a while, if there are any: these do not answer."""
+        self._avoided = brokers
+        self._avoided_until_s = time.monotonic() + _AVOIDED_S
+        if brokers:
+            self._known_until_s = 0.0
 
     # What the client's own stubs say of these they do not keep to themselves.
 
@@ -52,6 +65,12 @@ class KafkaAdmin(AdminClient):
         return super().create_topics(new_topics, **options)
 
     def _look(self, topic: str | None, options: dict[str, Any]) -> None:
-        if topic is not None and time.monotonic() >= self._known_until_s:
-            self.list_topics(topic, timeout=options.get("request_timeout", _LOOK_S))
-            self._known_until_s = time.monotonic() + _KNOWN_S
+        if topic is None or time.monotonic() < self._known_until_s:
+            return
+        timeout_s = options.get("request_timeout", _LOOK_S)
+        is_avoiding = time.monotonic() < self._avoided_until_s
+        for _ in range(_LOOKS):
+            named = self.list_topics(topic, timeout=timeout_s).controller_id
+            if not is_avoiding or named not in self._avoided:
+                break
+        self._known_until_s = time.monotonic() + _KNOWN_S

@@ -54,8 +54,11 @@ FOLLOW_AGAIN_S = 1.0
 LOOK_AGAIN_S = 300.0
 """How often a leader checks brokers and topics again."""
 
-LOOK_AT_HALVES_S = 10.0
-"""The same while no group can be asked about half messages."""
+LOOK_AT_REST_S = 10.0
+"""The same while a broker is not checked, or no group can be asked about half messages."""
+
+CHECKED_S = 3.0
+"""A look that has ended so shortly before is the check of a candidacy."""
 
 LOOK_SOON_S = 2.0
 """The same while its transactions fail."""
@@ -115,6 +118,8 @@ class Candidacy:
         self.halves_objection: str | None = None
         self.objection: str | None = None
         self._look_at = self._looked_at = 0.0
+        # When all was last found to be well.
+        self._checked_at = -CHECKED_S
         self._error: str | None = None
         self._is_refused = False
         self._follow_error: str | None = None
@@ -284,9 +289,13 @@ class Candidacy:
     def _check(self, *, has_wheels: bool) -> None:
         self._looked_at = self._clock.monotonic()
         self._look_at = self._looked_at + LOOK_AGAIN_S
-        warnings, objection, are_wanted = self._kafka.check(has_wheels=has_wheels)
+        self._checked_at = self._looked_at - CHECKED_S
+        warnings, objection, are_wanted, are_all_checked = self._kafka.check(has_wheels=has_wheels)
+        self._checked_at = self._clock.monotonic()
+        if not are_all_checked:
+            self._look_at = self._looked_at + LOOK_AT_REST_S
         if objection is not None and are_wanted:
-            self._look_at = self._looked_at + LOOK_AT_HALVES_S
+            self._look_at = self._looked_at + LOOK_AT_REST_S
             warnings = (*warnings, f"half messages are refused: {objection}")
         for warning in warnings:
             if warning not in self.warnings:
@@ -299,7 +308,9 @@ class Candidacy:
         self.loose.clear()
         self._follower.expect(token)
         try:
-            self._check(has_wheels=has_wheels)
+            # The look of the term that has just ended is not repeated: it may take seconds.
+            if self._clock.monotonic() - self._checked_at >= CHECKED_S:
+                self._check(has_wheels=has_wheels)
         except (KafkaAway, LeadingRefused) as refusal:
             self._error = str(refusal)
             self._is_refused = isinstance(refusal, LeadingRefused)

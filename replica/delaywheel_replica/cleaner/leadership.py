@@ -50,7 +50,7 @@ from delaywheel_replica.core.election.events import (
     Stop,
     TransactionReport,
 )
-from delaywheel_replica.core.election.id_turns import RESERVED, IdTurns
+from delaywheel_replica.core.election.id_turns import IdTurns
 from delaywheel_replica.core.election.machine import IDLE_COMMIT_MS, Election, ElectionConfig
 from delaywheel_replica.core.election.witnesses import contradiction
 from delaywheel_replica.core.ingress.partition import unread_bound
@@ -553,8 +553,9 @@ class Leadership:
         planned, was_long = self._plan(forwarder, server, now_ms)
         if not (self._commit_wanted or was_long or planned):
             return self._wait_s(forwarder, now_ms)
-        if planned.plan.is_at_risk and forwarder.ids.spares_reserved:
-            self._vouch(forwarder, RESERVED)
+        first = forwarder.ids.vouches_first if planned.plan.is_at_risk else None
+        if first is not None:
+            self._vouch(forwarder, first)
             return 0.0
         done = self._transact(forwarder, planned, server, now_ms)
         if self._election.phase not in IN_TERM:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delaywheel_replica.cleaner.candidacy import CALL_MS, LEFT_OUT_MS, Candidacy
+from delaywheel_replica.cleaner.candidacy import CALL_MS, CHECKED_S, LEFT_OUT_MS, Candidacy
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.outside.ports import (
     IDS,
@@ -338,6 +338,32 @@ def test_what_a_node_is_refused_for_is_reported_though_another_leads(
     assert candidacy.error == str(why)
     candidacy.led_by_another()
     assert candidacy.error == (str(why) if stays else None)
+
+
+class CountingKafka(LateKafka):
+    """Counts how often it was checked."""
+
+    def __init__(self) -> None:
+        super().__init__(LateTopic(0))
+        self.checks = 0
+
+    def check(self, *, has_wheels: bool) -> Checked:
+        self.checks += 1
+        return super().check(has_wheels=has_wheels)
+
+
+def test_what_a_term_has_just_checked_is_not_checked_again() -> None:
+    """A broker that is away costs each check its time, and a term may end while it looks."""
+    kafka, clock = CountingKafka(), Clock()
+    clock.now_s = 100.0
+    candidacy = candidate(kafka, clock)
+    candidacy.look_again(has_wheels=False)
+    candidacy.init("t", has_wheels=False)
+    assert isinstance(candidacy.events()[-1], InitsDone)
+    assert kafka.checks == 1
+    clock.now_s += CHECKED_S
+    candidacy.init("u", has_wheels=False)
+    assert kafka.checks == 2
 
 
 class Held(Producers):

@@ -143,15 +143,18 @@ def test_the_reserved_id_is_risked_only_where_no_other_is_sound() -> None:
         assert (turns.usable, turns.usable_at_risk) == (usable, at_risk)
         turns = turns.ended(at_risk, COMMITTED)
     turns = turns.renewing(1).renewing(2)
-    assert (turns.usable_at_risk, turns.is_scarce, turns.spares_reserved) == (
-        RESERVED,
-        False,
-        False,
-    )
+    assert (turns.usable_at_risk, turns.is_scarce, turns.vouches_first) == (RESERVED, False, None)
     turns = turns.renewed(2, CONTINUE)
-    assert turns.spares_reserved
+    assert turns.vouches_first == RESERVED
     turns = turns.ended(RESERVED, COMMITTED)
-    assert (turns.usable_at_risk, turns.spares_reserved) == (2, False)
+    assert (turns.usable_at_risk, turns.vouches_first) == (2, None)
+
+
+def test_the_last_one_that_can_vouch_does_so_before_it_is_risked() -> None:
+    turns = IdTurns((RENEWING, SOUND, RENEWED))
+    assert turns.vouches_first == 1
+    assert turns.ended(1, COMMITTED).vouches_first is None
+    assert IdTurns((SOUND, SOUND, RENEWED)).vouches_first is None
 
 
 @pytest.mark.parametrize(

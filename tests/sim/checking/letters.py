@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from delaywheel.record_headers import FIRST_DUE
-from delaywheel_replica.cleaner.candidacy import LOOK_AT_HALVES_S
+from delaywheel_replica.cleaner.candidacy import LOOK_AT_REST_S
 from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S
@@ -88,7 +88,7 @@ def _is_impatient(world: World, ours: Mapping[str, str]) -> bool:
 
 def were_halves_unavailable(world: World) -> bool:
     """Whether the halves topic was in trouble when a leader may have looked the last time."""
-    looked_us = world.scheduler.now_us - round(LOOK_AT_HALVES_S * 1_000_000) - PROBED_LATE_US
+    looked_us = world.scheduler.now_us - round(LOOK_AT_REST_S * 1_000_000) - PROBED_LATE_US
     return world.kafka.troubles.lately(world.names.halves, [*TopicTrouble], looked_us)
 
 

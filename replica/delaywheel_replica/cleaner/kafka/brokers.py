@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -53,6 +53,8 @@ from delaywheel_replica.kafka_settings import DEFAULT_TOPIC_BYTES, KafkaSettings
 _Answer = TypeVar("_Answer")
 
 ANSWER_S = 2.0
+REST_S = 0.5
+"""How long other brokers are waited for once one has answered."""
 CALL_S = 5.0
 VERIFICATION = "transaction.partition.verification.enable"
 BY_HAND = "set check_brokers = false"
@@ -175,22 +177,26 @@ def ask_brokers(
     return asked
 
 
-def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> tuple[str, ...]:
+def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> frozenset[int]:
     """Refuses brokers before Kafka 3.6, whose logs a late produce could leave hanging.
 
     Returns:
-        A warning for each broker that does not answer though another does. Kafka names a killed one
-        until its session is over, and no candidacy may wait for that.
+        Those that do not answer though another does. Kafka names a killed one until its session is
+        over, and no candidacy may wait for that.
 
     Raises:
         LeadingRefused: A broker does not do, or may not be asked.
         KafkaException: None answers.
     """
-    silent: dict[int, KafkaException] = {}
+    silent: dict[int, Exception] = {}
     asked = ask_brokers(admin, brokers, timeout_s=ANSWER_S)
+    _wait_for_answers(asked.values())
     for broker, future in asked.items():
         try:
-            config = future.result()
+            config = future.result(0)
+        except TimeoutError as error:
+            silent[broker] = error
+            continue
         except KafkaException as error:
             if error_of(error).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
                 raise LeadingRefused(
@@ -205,7 +211,17 @@ def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> tuple[str, ...]
             raise LeadingRefused(objection)
     if silent.keys() == asked.keys():
         raise next(iter(silent.values()))
-    return tuple(f"broker {broker} does not answer: it is not checked" for broker in silent)
+    return frozenset(silent)
+
+
+def _wait_for_answers(asked: Iterable[Future[Any]]) -> None:
+    """Waits until each has ended, though not long for the rest once one was answered."""
+    until_s, waiting = time.monotonic() + CALL_S, {*asked}
+    while waiting and time.monotonic() < until_s:
+        left_s = until_s - time.monotonic()
+        ended, waiting = wait(waiting, max(0.0, left_s), return_when=FIRST_COMPLETED)
+        if any(future.exception() is None for future in ended):
+            until_s = min(until_s, time.monotonic() + REST_S)
 
 
 def broker_objection(broker: str, config: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,6 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from delaywheel.kafka_admin import KafkaAdmin
 from delaywheel.transactional import replicas_on
@@ -52,10 +51,10 @@ class KafkaClients:
         self._ingress_topics = ingress_topics or IngressTopics()
         self._ends = EndTimes()
         self._lock = threading.Lock()
-        self._made_admin: AdminClient | None = None
+        self._made_admin: KafkaAdmin | None = None
 
     @property
-    def _admin(self) -> AdminClient:
+    def _admin(self) -> KafkaAdmin:
         with self._lock:
             if self._made_admin is None:
                 self._made_admin = KafkaAdmin(self._settings.admin(), logger=LOGGER)
@@ -69,9 +68,10 @@ class KafkaClients:
         self._admin.poll(0)  # logs what the client has reported meanwhile
         try:
             brokers = brokers_of(self._admin, self._settings.names.control)
-            silent: tuple[str, ...] = ()
+            silent = frozenset[int]()
             if self._checks_brokers:
                 silent = check_brokers(self._admin, [broker.id for broker in brokers])
+            self._admin.avoid(silent)
             enough = self._replication_factor or replicas_on(len(brokers))
             objections = ensure_topics(
                 self._admin, self._settings, replicas=enough, has_wheels=has_wheels
@@ -81,8 +81,11 @@ class KafkaClients:
         except KafkaException as exception:
             raise KafkaAway(error_of(exception).str()) from exception
         halves_objection = objections.pop(self._settings.names.halves, None)
-        warnings = (*silent, *warnings, *objections.values())
-        return Checked(warnings, halves_objection, self._settings.halves)
+        unchecked = [f"broker {one} does not answer: it is not checked" for one in sorted(silent)]
+        warnings = (*unchecked, *warnings, *objections.values())
+        return Checked(
+            warnings, halves_objection, self._settings.halves, are_all_checked=not silent
+        )
 
     def topic_id(self, name: str) -> str | None:
         """Returns Kafka's id of a topic; None: it is missing, or this node may not see it.

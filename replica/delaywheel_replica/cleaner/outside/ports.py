@@ -306,11 +306,13 @@ class Checked(NamedTuple):
         halves_objection: Why no group can be asked about half messages, and what to do; None: it
             can.
         are_halves_wanted: Whether any are begun here; otherwise there may be some of another time.
+        are_all_checked: Each broker has answered.
     """
 
     warnings: tuple[str, ...] = ()
     halves_objection: str | None = None
     are_halves_wanted: bool = True
+    are_all_checked: bool = True
 
 
 class KafkaPort(Protocol):

@@ -58,8 +58,9 @@ topic which ids are LEFT OUT, and a candidate may do without an id that it canno
 |   |   | process, and none has marked it since |
 
 So that an outage keeps not all of them, one is reserved: as long as another is sound, it carries no
-message whose partition is closed while any one of its brokers is away (`usable_at_risk`), and it
-vouches for a renewed one first. Once an id is left out, no message goes that might cost the last
+message whose partition is closed while any one of its brokers is away (`usable_at_risk`). Before
+such a message goes with the last id that can vouch, that one vouches for renewed ones, and so does
+the reserved one. Once an id is left out, no message goes that might cost the last
 one that can vouch, or the reserved one (`is_scarce`).
 
 Why that is safe. Whoever uses such an id again has committed with another id, after its init, that
@@ -171,9 +172,12 @@ class IdTurns:
         return min(self._sound, key=lambda each: each == RESERVED, default=None)
 
     @property
-    def spares_reserved(self) -> bool:
-        """Whether the reserved id vouches first: then another one may be risked."""
-        return self.usable_at_risk == RESERVED and self.awaits_voucher
+    def vouches_first(self) -> int | None:
+        """The id that had better vouch for others before it is risked: none else could."""
+        risked = self.usable_at_risk
+        if risked is None or not self.awaits_voucher:
+            return None
+        return risked if risked == RESERVED or not self._has_other(risked) else None
 
     @property
     def _sound(self) -> list[int]:
