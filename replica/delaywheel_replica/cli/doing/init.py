@@ -6,6 +6,7 @@ and then given the name that was asked for: whatever goes wrong, nothing is ther
 
 from __future__ import annotations
 
+import errno
 import shlex
 import tempfile
 from collections.abc import Mapping
@@ -92,6 +93,9 @@ done
 """
 
 
+_OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+
+
 def init(*, kafka: str, cluster: str, nodes: str, systemd: bool, out: Path) -> None:
     """Writes a folder for each node, and looks whether Kafka is there.
 
@@ -100,21 +104,23 @@ def init(*, kafka: str, cluster: str, nodes: str, systemd: bool, out: Path) -> N
             written.
     """
     hosts = _hosts(cluster, nodes)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CommandFailure("FILES_EXIST", f"{out} is no empty folder: name one, or a new one")
+    files = _files(kafka, cluster, hosts, systemd=systemd)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
             made = Path(scratch) / "made"
-            for name, text in _files(kafka, cluster, hosts, systemd=systemd).items():
+            for name, text in files.items():
                 (made / name).parent.mkdir(parents=True, exist_ok=True)
                 (made / name).write_text(text, encoding="utf-8")
             read = [load(made / node / "node.toml", ()) for node in hosts]
             made.rename(out)
     except OSError as error:
+        if error.errno in _OCCUPIED:  # nothing takes the place of a file, or of a full folder
+            text = f"{out} is no empty folder: name one, or a new one"
+            raise CommandFailure("FILES_EXIST", text) from error
         raise CommandFailure("NOT_WRITTEN", f"{out}: {error.strerror or error}") from error
-    for file in sorted(path for path in out.rglob("*") if path.is_file()):
-        say(str(file))
+    for name in sorted(files):
+        say(str(out / name))
     say("next: each node's folder becomes /etc/delaywheel on its machine; docs/INSTALL.md")
     for item in kafka_items(read[0], ()):
         if item.level is not CheckLevel.OK:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import platform
+import stat
 import sys
 import tarfile
 import tempfile
@@ -127,17 +128,23 @@ def _control(config: Config) -> list[Any]:
     ]
 
 
-def _listing(data: Path) -> str:
+def _listing(folder: Path) -> str:
     """Returns each folder with the number of its files and their bytes; names, where few."""
-    lines = []
-    for folder, _, names in os.walk(data):
-        sizes = {}
-        for name in names:
-            try:
-                sizes[name] = (Path(folder) / name).stat().st_size
-            except OSError as error:  # deleted meanwhile, or the disk does not answer
-                lines.append(f"{folder}/{name}: {error.strerror}")
-        lines.append(f"{folder}: {counted(len(sizes), 'file')}, {size(sum(sizes.values()))}")
-        if len(sizes) <= _FEW_FILES:
-            lines += [f"{folder}/{name} {length}" for name, length in sorted(sizes.items())]
-    return "\n".join(lines) + "\n"
+    lines, folders, sizes = [], [], {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # deleted meanwhile
+                    continue
+                if stat.S_ISDIR(found.st_mode):
+                    folders.append(folder / entry.name)
+                else:
+                    sizes[entry.name] = found.st_size
+    except OSError as error:
+        lines.append(f"{folder}: {error.strerror}\n")
+    lines.append(f"{folder}: {counted(len(sizes), 'file')}, {size(sum(sizes.values()))}\n")
+    if len(sizes) <= _FEW_FILES:
+        lines += [f"{folder}/{name} {length}\n" for name, length in sorted(sizes.items())]
+    return "".join([*lines, *map(_listing, sorted(folders))])

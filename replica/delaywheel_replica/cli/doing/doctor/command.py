@@ -37,7 +37,8 @@ def doctor(
     timeout_s: float,
 ) -> ExitCode:
     """Prints what was looked at, and what to do; writes the bundle if asked to."""
-    if bundle is not None and bundle.exists():
+    disk = PosixDisk()
+    if bundle is not None and disk.exists(bundle):
         raise CommandFailure("FILES_EXIST", f"{bundle} is there already: name another")
     config = load(file, settings)
     if server.addresses == DEFAULT_ADDRESS:
