@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from dataclasses import replace
 from functools import partial
 
 from delaywheel.storage.folder.boot import read_boot_id
@@ -341,15 +340,12 @@ class Cleaner:
         counters = self._leadership.counters
         self._halves_asked = view.epoch, counters.get("halves_asked", 0)
         ingress = self._leadership.ingress
-        seen = view.status(
+        status = view.status(
             node=self._config.node_id,
             boot=self._boot,
             pid=os.getpid(),
             monotonic_ms=self._clock.monotonic_ms(),
             wall_ms=self._clock.wall_ms(),
-        )
-        status = replace(
-            seen,
             started_ms=self._started_ms,
             counters=counters,
             forwarded_by_topic=tallies.forwarded.read(),

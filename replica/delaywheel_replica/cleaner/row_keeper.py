@@ -25,6 +25,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.outside.clocks import Clock
@@ -78,17 +79,11 @@ class View:
     throttled: str | None = None
     halves_objection: str | None = None
 
-    def status(
-        self, *, node: str, boot: str, pid: int, monotonic_ms: int, wall_ms: int
-    ) -> CleanerStatus:
-        """Returns what a cleaner's status says of it; the rest is the process's own."""
+    def status(self, **own: Any) -> CleanerStatus:
+        """Returns a cleaner's status: what it says of its term, and the process's own fields."""
         state = self.state
         return CleanerStatus(
-            node=node,
-            boot=boot,
-            pid=pid,
-            monotonic_ms=monotonic_ms,
-            wall_ms=wall_ms,
+            **own,
             role=self.role,
             epoch=self.epoch,
             leader=self.leader,

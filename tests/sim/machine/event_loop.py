@@ -169,9 +169,13 @@ class SimLoop:
         return handle
 
     def _turn(self, handle: asyncio.Handle) -> None:
-        if not handle.cancelled():
-            with self.entered():
-                handle._run()
+        if handle.cancelled():
+            return
+        asyncio._set_running_loop(self._asyncios)  # as `entered`: of each event a call less
+        try:
+            handle._run()
+        finally:
+            asyncio._set_running_loop(None)
 
     def _work(self, jobs: deque[_Job]) -> None:
         _OF_THREAD.set(self)

@@ -51,4 +51,6 @@ class SimLock:
         return True
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self._held = False  # as `release`: likewise
+        if self._freed is not None:
+            self._freed.set()

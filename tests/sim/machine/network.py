@@ -164,7 +164,7 @@ class Network:
     def send(self, src: str, dst: str, message: Any) -> None:
         """Sends one message, which may be lost."""
         self.sent += 1
-        if self._muted[src, dst, type(message).__name__] > 0:
+        if self._muted and self._muted[src, dst, type(message).__name__] > 0:
             return
         link = self.link(src, dst)
         if link.blocks:

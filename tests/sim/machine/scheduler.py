@@ -360,7 +360,7 @@ class Scheduler:
         return self.current
 
     def run_until(
-        self, until_us: int | None = None, predicate: Callable[[], bool] | None = None
+        self, until_us: int | None = None, predicate: Callable[[], object] | None = None
     ) -> bool:
         """Runs events, in the hub.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
@@ -250,8 +249,9 @@ class SimCleaner:
             pid=self._pid,
             monotonic_ms=now_ms,
             wall_ms=self.node.clock.wall_ms(),
+            counters=self.leadership.counters,
         )
-        self._row_keeper.report(replace(status, counters=self.leadership.counters))
+        self._row_keeper.report(status)
 
     def _made_leadership(self) -> Leadership:
         node, names = self.node, self._world.names

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -231,7 +232,7 @@ class SimNode:
         It is read directly from the disk: what a dying server still wrote counts.
         """
         content = self.disk.peek(self.data / "node.json")
-        return None if content is None else str(json.loads(bytes(content))["storage"])
+        return None if content is None else _storage_in(bytes(content))
 
     def server_row(self) -> ServerStatus | None:
         """The latest status of the server."""
@@ -334,3 +335,8 @@ class SimNode:
     def _next_boot(self) -> str:
         self._boots += 1
         return f"{self.name}-boot-{self._boots}"
+
+
+@lru_cache(16)
+def _storage_in(content: bytes) -> str:
+    return str(json.loads(content)["storage"])

@@ -336,7 +336,7 @@ class World:
         return max(0.0, (progress.due_ms - nodes[0].clock.wall_ms()) / 1000)
 
     def _go_on_until(self, seconds: float) -> None:
-        self.scheduler.run_until(round(seconds * US_PER_S), lambda: bool(self.violations))
+        self.scheduler.run_until(round(seconds * US_PER_S), self.violations.__len__)
 
     def _do(self, step: Step) -> None:
         match step:

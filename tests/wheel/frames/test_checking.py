@@ -134,9 +134,9 @@ def _put_right_checksums(content: bytearray, edges: list[int]) -> None:
 @given(st.binary(min_size=16, max_size=16) | st.sampled_from([bytes(16), HOLE_ROW]))
 def test_any_row_by_itself_is_what_it_is_among_many(raw: bytes) -> None:
     rows = raw_rows(raw)
-    [flawed] = flawed_rows(rows).tolist()
     row = decode_row(raw)
-    assert flawed == (row is None)
+    for count in (1, FEW_FRAMES, FEW_FRAMES + 1):
+        assert flawed_rows(rows.repeat(count)).tolist() == [row is None] * count
     if row is not None:
         assert (row.slot, row.offset, row.length_bytes) == rows[0].item()[:3]
 
@@ -145,9 +145,8 @@ def test_any_row_by_itself_is_what_it_is_among_many(raw: bytes) -> None:
 def test_a_row_by_itself_is_what_it_is_among_many(kind: Kind) -> None:
     for numbers in product((0, 1), (0, 8, (1 << 32) - 1), (0, 64), (0, 1, MOST_ROWS[kind])):
         raw = index_rows(*(np.array([n]) for n in numbers), kind=kind).tobytes()
-        [flawed] = flawed_rows(raw_rows(raw)).tolist()
-        row = decode_row(raw)
-        assert flawed == (row is None)
+        row, many = decode_row(raw), raw_rows(raw).repeat(FEW_FRAMES + 1)
+        assert flawed_rows(many).tolist() == [row is None] * len(many)
         if row is not None and row.length_bytes:
             assert (row.kind, row.rows) == (kind, numbers[3])
             assert kinds_of(raw_rows(raw)).tolist() == [kind]

@@ -172,13 +172,13 @@ def index_rows_of_headers(headers: NDArray[Any], offsets: NDArray[np.int64]) -> 
     kinds = headers["kind"].astype(np.int64)
     unfit = (kinds < 1) | (kinds >= len(_MOST_ROWS))
     unfit |= headers["messages"] > _MOST_ROWS[np.where(unfit, 0, kinds)]
-    if unfit.any():
+    if np.count_nonzero(unfit):
         kind, count = headers["kind"][unfit][0], headers["messages"][unfit][0]
         raise FrameDamaged(DamageReason.KIND, f"{kind} with {count} rows")
     rows = np.empty(len(headers), INDEX_ROW)
     for kind in Kind:
         chosen = kinds == kind
-        if chosen.any():
+        if np.count_nonzero(chosen):
             part = headers[chosen]
             columns = (part[name].astype(np.int64) for name in ("slot", "length_bytes", "messages"))
             slots, lengths, counts = columns

@@ -104,7 +104,7 @@ def kinds_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
     words = rows["messages"]
     kinds = np.where(words >= _NAMES_BIT, np.uint8(Kind.CANCELS), np.uint8(Kind.MESSAGES))
     says = (words & (_NAMES_BIT | _SAYS_BIT)) == _NAMES_BIT | _SAYS_BIT
-    if says.any():
+    if np.count_nonzero(says):
         at_once = (words[says] & _AT_ONCE_BIT) > 0
         kinds[says] = np.where(at_once, np.uint8(Kind.RELEASES), np.uint8(Kind.COMMITS))
     return kinds
@@ -212,10 +212,8 @@ def decode_rows(content: bytes) -> NDArray[Any]:
 
 def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
     """Returns these rows with flawed ones replaced by holes."""
-    if not len(rows):
-        return rows
     flawed = flawed_rows(rows)
-    if flawed.any():
+    if np.count_nonzero(flawed):  # for few rows, a fifth of what `any` takes
         rows = rows.copy()
         rows[flawed] = np.frombuffer(HOLE_ROW, INDEX_ROW)
     return rows
@@ -245,6 +243,8 @@ def filled_with(row: bytes, count: int) -> NDArray[Any]:
 
 def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Marks rows with a wrong check value, and rows that cannot refer to a frame."""
+    if len(rows) <= FEW_FRAMES:
+        return np.array([decode_row(raw) is None for raw in rows.view("V16").tolist()], np.bool_)
     has_none = _have_none(rows) & (rows["offset"] >= _UNREADABLE_OFFSET)
     if not has_none.any():
         return _are_wrong(rows)

@@ -261,18 +261,22 @@ def _checked_headers(
     """
     seqs, rows = places
     ends = begins + rows["length"]
-    if int(ends.max()) > len(content) or int(begins.min()) < 0 or ((begins | ends) & 7).any():
+    if (
+        int(ends.max()) > len(content)
+        or int(begins.min()) < 0
+        or np.count_nonzero((begins | ends) & 7)
+    ):
         return None
-    if (rows["length"] < HEADER_LENGTH_BYTES).any() or flawed_rows(rows).any():
+    if np.count_nonzero((rows["length"] < HEADER_LENGTH_BYTES) | flawed_rows(rows)):
         return None
     headers = headers_at(content, begins)
     wrong = is_misplaced(headers, wheel, rows, seqs) | has_wrong_sums(headers)
-    if (wrong | (headers["slot"] != slot) | (headers["kind"] != kind)).any():
+    if np.count_nonzero(wrong | (headers["slot"] != slot) | (headers["kind"] != kind)):
         return None
     view = memoryview(content)
     edges = zip((begins + CHECKED_FROM).tolist(), ends.tolist(), strict=True)
     checksums = [crc32c(view[first:end]) for first, end in edges]
-    if (headers["checksum"] != np.array(checksums, np.uint32)).any():
+    if headers["checksum"].tolist() != checksums:
         return None
     return headers
 

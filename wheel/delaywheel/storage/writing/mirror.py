@@ -557,7 +557,7 @@ class MirrorWheel:
         The file of a finished slot would come back after its deletion.
         """
         finished = bundle.has_content & (bundle.rows["slot"] < self.floor)
-        return bundle.without_content(finished) if finished.any() else bundle
+        return bundle.without_content(finished) if np.count_nonzero(finished) else bundle
 
     def _write_frames(
         self,
