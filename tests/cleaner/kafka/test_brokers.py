@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel_replica.cleaner.kafka import brokers
 from delaywheel_replica.cleaner.kafka.brokers import (
     VERIFICATION,
     broker_objection,
@@ -247,6 +248,13 @@ def test_a_broker_that_was_killed_keeps_no_node_from_leading_on_the_others() -> 
         Brokers(b1=silent, b2=silent).checked()
     with pytest.raises(LeadingRefused, match="DescribeConfigs"):
         Brokers(b1=silent, b2=KafkaError.CLUSTER_AUTHORIZATION_FAILED).checked()
+
+
+def test_brokers_that_say_nothing_at_all_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client says so in time, unless this process stood still: it ended for that."""
+    monkeypatch.setattr(brokers, "CALL_S", 0.01)
+    with pytest.raises(KafkaException):
+        Brokers(b1=None, b2=None).checked()
 
 
 @pytest.mark.kafka

@@ -188,14 +188,14 @@ def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> frozenset[int]:
         LeadingRefused: A broker does not do, or may not be asked.
         KafkaException: None answers.
     """
-    silent: dict[int, Exception] = {}
+    silent: dict[int, KafkaException] = {}
     asked = ask_brokers(admin, brokers, timeout_s=ANSWER_S)
     _wait_for_answers(asked.values())
     for broker, future in asked.items():
         try:
             config = future.result(0)
-        except TimeoutError as error:
-            silent[broker] = error
+        except TimeoutError:
+            silent[broker] = KafkaException(KafkaError(KafkaError._TIMED_OUT))
             continue
         except KafkaException as error:
             if error_of(error).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
