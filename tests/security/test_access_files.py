@@ -135,6 +135,15 @@ def test_a_name_is_that_in_the_certificate_as_a_whole(
     assert certificate.names.get("uri") == shown
 
 
+def test_a_kind_of_name_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    """Each call of its holder was a defect of the node."""
+    cert, _ = Authority(tmp_path, "callers").sign_names("shop", common_name="shop", party=True)
+    certificate = shown_certificate({"x509_pem_cert": [cert.read_bytes()]})
+    assert certificate is not None
+    assert certificate.expires_s > time.time()
+    assert certificate.names == {}
+
+
 def test_a_certificate_expires_with_those_that_have_signed_it(tmp_path: Path) -> None:
     """On an open connection that of an authority between counted for as long as its holder's."""
     authority = Authority(tmp_path, "callers")

@@ -51,7 +51,7 @@ def _read(leaf: bytes, chain: bytes) -> ShownCertificate:
         return ShownCertificate(-inf, {})
     try:
         names = [(kind, name) for kind, name in _names(shown[0]) if _is_one(name)]
-    except (ValueError, x509.DuplicateExtension):
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
         names = []
     return ShownCertificate(expires_s, dict(reversed(names)))
 

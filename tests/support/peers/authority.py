@@ -9,7 +9,10 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtensionOID, NameOID
+
+_PARTY = bytes.fromhex("3007a505a1030c0161")
+"""A name of a kind that `cryptography` does not read."""
 
 
 class Authority:
@@ -36,6 +39,7 @@ class Authority:
         uri: str = "",
         dns: str = "",
         common_name: str = "",
+        party: bool = False,
         use: x509.ObjectIdentifier | None = None,
     ) -> tuple[Path, Path]:
         """Returns the same of a certificate with these names, of which some may be empty.
@@ -45,6 +49,7 @@ class Authority:
             uri: A name in it.
             dns: Another.
             common_name: Another.
+            party: Whether it has an `ediPartyName` in place of the others.
             use: All that it serves for; None: anything.
         """
         key = ec.generate_private_key(ec.SECP256R1())
@@ -68,6 +73,9 @@ class Authority:
         )
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        if party:
+            named = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, _PARTY)
+            builder = builder.add_extension(named, critical=False)
         if use is not None:
             builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
         signed = builder.sign(issuers_key, hashes.SHA256())
