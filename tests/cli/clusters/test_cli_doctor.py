@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from delaywheel_replica.cli.doing.doctor.redacting import Redactor
+from delaywheel_replica.config import Config
+from delaywheel_replica.hiding import HIDDEN
 from support.clients.command import Command
 from support.clients.fake_service import answer
 from support.clients.scripted_node import ScriptedNode, describe_cluster
@@ -144,6 +147,15 @@ def test_no_secret_is_in_a_bundle(
     assert json.loads(texts["settings.json"])["cluster_id"] == "c1"
     assert bundle.stat().st_mode & 0o777 == 0o600
     assert command(*asked).err.startswith("error: FILES_EXIST: ")
+
+
+@pytest.mark.parametrize("part", ["z", "-", "z.", "z-"])
+def test_a_long_word_in_a_log_is_read_but_once(tmp_path: Path, part: str) -> None:
+    """One of 20,000 characters took a minute: it was looked at from each of its places."""
+    config = Config(cluster_id="c", node_id="n", data_dir=tmp_path, kafka={})
+    word = part * (20_000 // len(part))
+    shown = Redactor(config).log(f"{word} {word}password=s3cret")
+    assert shown == f"{word} {word}password={HIDDEN}"
 
 
 def test_it_judges_the_cluster_and_says_what_to_do(

@@ -36,8 +36,9 @@ _VALUE: Final = (
 )
 _NAMED: Final = re.compile(
     # As programs write names and values: name=value, "name": "value", name 'value', --name value.
-    rf"(?i)([\w.-]*(?:{_TELLING})[\w.-]*(?:\\?[\"'])?[ \t]*(?:=>|[:=]|[ \t](?=[\"']))[ \t]*"
-    rf"|--?[\w-]*(?:{_TELLING})[\w-]*[ \t]+){_VALUE}"
+    # What stands before a name may be long, and is not looked at from each of its places.
+    rf"(?i)((?:{_TELLING})[\w.-]*(?:\\?[\"'])?[ \t]*(?:=>|[:=]|[ \t](?=[\"']))[ \t]*"
+    rf"|(?<!-)--?[\w-]{{,64}}(?:{_TELLING})[\w-]*[ \t]+){_VALUE}"
 )
 _CONTENT: Final = re.compile(
     rf"(?im)((?:^|[ \t{{,(\"'])(?:key|value|headers?|body|payload)\\?[\"']?[ \t]*[:=][ \t]*)"
@@ -51,8 +52,8 @@ _FORMS: Final = tuple(
         (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", HIDDEN),
         (r"\b[0-9a-fA-F]{48,}\b", HIDDEN),  # an id has 32
         (r"(?i)\b(bearer|basic|digest|negotiate)( +)[\w.~+/=-]{4,}", rf"\1\2{HIDDEN}"),
-        (r"(\b[a-zA-Z][\w+.-]*://)[^/\s\"'<>]*@", rf"\1{HIDDEN}@"),
-        (r"(\b[a-zA-Z][\w+.-]*://[^\s\"'?#<>]*)[?#][^\s\"'<>]+", rf"\1?{HIDDEN}"),
+        (r"(\b[a-zA-Z][\w+.-]{0,64}://)[^/\s\"'<>]*@", rf"\1{HIDDEN}@"),
+        (r"(\b[a-zA-Z][\w+.-]{0,64}://[^\s\"'?#<>]*)[?#][^\s\"'<>]+", rf"\1?{HIDDEN}"),
     )
 )
 
