@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from delaywheel_replica.cli.doing.doctor.cluster import read_metrics
 from delaywheel_replica.cli.doing.doctor.redacting import Redactor
+from delaywheel_replica.cli.doing.loading import load
 from delaywheel_replica.config import Config
 from delaywheel_replica.hiding import HIDDEN
 from support.clients.command import Command
@@ -180,6 +183,34 @@ def test_it_judges_the_cluster_and_says_what_to_do(
     assert found["dead letters", "warning"]["advice"].startswith("delaywheel dead list")
     assert "700 ms late" in found["server", "warning"]["text"]
     assert found["kafka", "away"]
+
+
+def test_this_machines_metrics_are_read_past_its_proxy(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert "delaywheel_loop_lag" in read_metrics(load(file, ()))
+
+
+def test_what_has_the_port_of_the_metrics_is_no_node(tmp_path: Path) -> None:
+    """The doctor ended with a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        thread = threading.Thread(target=_greet, args=[other])
+        thread.start()
+        config = Config(
+            cluster_id="c", node_id="n", data_dir=tmp_path, kafka={}, metrics_listen=listen
+        )
+        with pytest.raises(OSError, match="no HTTP"):
+            read_metrics(config)
+        thread.join()
+
+
+def _greet(listening: socket.socket) -> None:
+    caller, _ = listening.accept()
+    with caller:
+        caller.recv(1_000)
+        caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
 
 
 def test_what_is_missing_is_named(command: Command, file: Path, tmp_path: Path) -> None:

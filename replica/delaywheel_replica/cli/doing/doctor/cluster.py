@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator
+from http.client import HTTPException
 from typing import Final
-from urllib.request import urlopen
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.doing.checking.items import CheckedItem, fault, ok, warning
@@ -73,7 +74,7 @@ def read_metrics(config: Config) -> str:
     """Returns this node's metrics as it shows them; empty: nowhere.
 
     Raises:
-        OSError: It does not answer.
+        OSError: It does not answer, or something else does.
     """
     if config.metrics_listen is None:
         return ""
@@ -86,5 +87,9 @@ def read_metrics(config: Config) -> str:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     scheme = "https" if config.metrics_tls else "http"
-    with urlopen(f"{scheme}://{address}/metrics", timeout=_HTTP_S, context=context) as answer:  # noqa: S310
-        return str(answer.read().decode())
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+    try:
+        with opener.open(f"{scheme}://{address}/metrics", timeout=_HTTP_S) as answer:
+            return str(answer.read().decode(errors="replace"))
+    except HTTPException as error:
+        raise OSError(f"no HTTP: {error!r}") from error
