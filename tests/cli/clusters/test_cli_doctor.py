@@ -215,8 +215,15 @@ def _greet(listening: socket.socket) -> None:
 
 def test_what_is_missing_is_named(command: Command, file: Path, tmp_path: Path) -> None:
     with_node = ("--server", "127.0.0.1:1", "--set", "metrics_listen=127.0.0.1:1")
-    ended = command("doctor", "--config", str(file), *with_node, "--verify", "--json")
+    log, bundle = tmp_path / "node.log", tmp_path / "report.tar.gz"
+    log.write_text("early\n" + "x" * 4_000_000 + "\nlate\n")
+    written = ("--log", str(log), "--bundle", str(bundle))
+    ended = command("doctor", "--config", str(file), *with_node, "--verify", "--json", *written)
     assert ended.code == 1
+    with tarfile.open(bundle) as archive:
+        shown = archive.extractfile("report/log.txt")
+        assert shown is not None
+        assert shown.read()[-6:] == b"\nlate\n"
     found = {(one["what"], one["level"]): one for one in ended.document["items"]}
     assert "127.0.0.1:1" in found["cluster", "fault"]["text"]
     assert found["metrics", "warning"]

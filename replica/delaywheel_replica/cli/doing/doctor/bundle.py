@@ -36,7 +36,7 @@ from delaywheel_replica.config import Config
 from delaywheel_replica.quantities import counted, size
 
 _MOST_CHARACTERS: Final = 4_000_000
-"""Of each file: of a longer one the beginning."""
+"""Of each file: of a longer one the beginning, of a log the end."""
 
 _LOG_LINES: Final = 5_000
 _FEW_FILES: Final = 50
@@ -70,7 +70,8 @@ def contents(
         texts[f"metrics-{number}.txt"] = redactor.text(text)
     if log is not None:
         with log.open(encoding="utf-8", errors="replace") as lines:
-            texts["log.txt"] = redactor.log("".join(deque(lines, _LOG_LINES)))
+            end = redactor.log("".join(deque(lines, _LOG_LINES)))
+        texts["log.txt"] = end[-_MOST_CHARACTERS:]
     return {name: text[:_MOST_CHARACTERS] for name, text in texts.items()}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -54,7 +56,8 @@ def doctor(
         items += _verified(config)
     code = print_items(items, as_json=as_json)
     if bundle is not None:
-        write(bundle, contents(config, items, answer, (before, after), log))
+        with redirect_stdout(sys.stderr if as_json else sys.stdout):
+            write(bundle, contents(config, items, answer, (before, after), log))
     return code
 
 
