@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+import tracemalloc
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -133,6 +134,22 @@ def test_a_name_is_that_in_the_certificate_as_a_whole(
     certificate = shown_certificate({"x509_pem_cert": [cert.read_bytes()]})
     assert certificate is not None
     assert certificate.names.get("uri") == shown
+
+
+def test_what_callers_show_beside_their_certificates_is_bounded_in_memory(tmp_path: Path) -> None:
+    """A handshake takes 100 KB of certificates, and its caller chooses others each time."""
+    cert, _ = Authority(tmp_path, "callers").sign("shop", "shop.example.org")
+    leaf = cert.read_bytes()
+    tracemalloc.start()
+    try:
+        for number in range(400):
+            chain = b"#%03d" % number + bytes(100_000)
+            shown = shown_certificate({"x509_pem_cert": [leaf], "x509_pem_cert_chain": [chain]})
+            assert shown is not None
+            assert shown.names["dns"] == "shop.example.org"
+        assert tracemalloc.get_traced_memory()[0] < 20 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_kind_of_name_that_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ with characters that cannot be printed, and those longer than `NAME_AT_MOST`, ar
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from delaywheel.storage.frames.bounded import BoundedTable
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -18,7 +19,8 @@ LEAF: Final = "x509_pem_cert"
 CHAIN: Final = "x509_pem_cert_chain"
 NAME_AT_MOST: Final = 2_048
 """As long as a SPIFFE ID may be."""
-_CERTIFICATES_AT_MOST: Final = 4_096
+_KEPT_BYTES: Final = 16 << 20
+_ENTRY_BYTES: Final = 1_000
 
 
 class ShownCertificate(NamedTuple):
@@ -33,19 +35,28 @@ class ShownCertificate(NamedTuple):
     names: Mapping[str, str]
 
 
+_KEPT: Final = BoundedTable[bytes, ShownCertificate](_KEPT_BYTES)
+
+
 def shown_certificate(shown: Mapping[str, Iterable[bytes]]) -> ShownCertificate | None:
     """Returns the certificate of a connection; None: it shows none."""
     leaf, chain = (b"".join(shown.get(name, ())) for name in (LEAF, CHAIN))
-    return _read(leaf, chain) if leaf else None
+    if not leaf:
+        return None
+    both = leaf + chain
+    if (certificate := _KEPT.get(both)) is None:
+        certificate = _read(both)
+        names_bytes = sum(map(len, certificate.names.values()))
+        _KEPT.put(both, certificate, _ENTRY_BYTES + len(both) + names_bytes)
+    return certificate
 
 
-@lru_cache(_CERTIFICATES_AT_MOST)
-def _read(leaf: bytes, chain: bytes) -> ShownCertificate:
-    """Reads a certificate; one that cannot be read has expired."""
+def _read(content: bytes) -> ShownCertificate:
+    """Reads a certificate, and those behind it; one that cannot be read has expired."""
     from cryptography import x509  # noqa: PLC0415 - without TLS it is not there
 
     try:
-        shown = x509.load_pem_x509_certificates(leaf + chain)
+        shown = x509.load_pem_x509_certificates(content)
         expires_s = min(each.not_valid_after_utc.timestamp() for each in shown)
     except (ValueError, x509.InvalidVersion):
         return ShownCertificate(-inf, {})
