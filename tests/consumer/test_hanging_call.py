@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 
 from delaywheel.consumer import Partition
-from delaywheel.consumer.kafka import KafkaBroker, member, transaction
+from delaywheel.consumer.kafka import KafkaBroker, member, topics, transaction
 from delaywheel.consumer.kafka.topics import ends_of, first_since, ids_unable, topics_unable
 from delaywheel.consumer.kafka.transaction import Transaction
 from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
@@ -171,6 +171,28 @@ def test_a_topic_cannot_be_written_to_if_one_of_its_partitions_cannot(
     """Kafka names a broker that was killed for seconds as the leader."""
     with Metadata("bills", partitions) as admin:
         assert topics_unable(admin, ["bills"]) == ({"bills"} if is_unable else set())
+
+
+def test_a_broker_is_tried_once_however_many_topics_it_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One whose machine is away says nothing for a second: a transaction has a few topics."""
+    tried = list[object]()
+
+    def is_there(broker: object) -> bool:
+        tried.append(broker)
+        return False
+
+    monkeypatch.setattr(topics, "_is_there", is_there)
+    partition = SimpleNamespace(leader=1, isrs=[1], replicas=[1])
+    led = SimpleNamespace(partitions={0: partition}, error=None)
+
+    def list_topics(name: str, **_: Any) -> Any:
+        return SimpleNamespace(brokers={1: "b1"}, topics={name: led})
+
+    admin = cast("AdminClient", SimpleNamespace(list_topics=list_topics))
+    assert topics_unable(admin, ["bills", "retries", "letters"]) == {"bills", "retries", "letters"}
+    assert tried == ["b1"]
 
 
 @pytest.mark.parametrize(

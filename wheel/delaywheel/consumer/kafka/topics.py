@@ -98,13 +98,14 @@ def topics_unable(admin: AdminClient, names: Collection[str], timeout_s: float =
     Each transaction that has touched such a partition stays open there, and keeps its id.
     """
     found: set[str] = set()
+    are_there: dict[int, bool] = {}
     for name in sorted(names):
         seen = admin.list_topics(name, timeout=timeout_s)
         topic = seen.topics[name]
         if topic.error is not None:
             raise KafkaException(topic.error)
         lacking = [one for one in topic.partitions.values() if len(one.isrs) < len(one.replicas)]
-        if _without_leader(seen, topic):
+        if _without_leader(seen, topic, are_there):
             found.add(name)
         elif lacking:
             least = int(_config(admin, name, timeout_s).get(MIN_INSYNC, "1"))
@@ -121,19 +122,22 @@ def ids_unable(admin: AdminClient, ids: Collection[str], timeout_s: float) -> se
     """
     seen = admin.list_topics(TRANSACTIONS, timeout=timeout_s)
     topic = seen.topics[TRANSACTIONS]
-    away = _without_leader(seen, topic)
+    away = _without_leader(seen, topic, {})
     return {one for one in ids if away and _hash(one) % len(topic.partitions) in away}
 
 
-def _without_leader(seen: ClusterMetadata, topic: TopicMetadata) -> set[int]:
+def _without_leader(
+    seen: ClusterMetadata, topic: TopicMetadata, are_there: dict[int, bool]
+) -> set[int]:
     """Returns the partitions of a topic whose leader is not there.
 
     Kafka names a broker that was killed until its session has ended, 9 s later. That it takes no
-    connection is known at once.
+    connection is known at once, or after `CONNECT_S` if its machine is away: brokers that were
+    tried before are in `are_there`.
     """
-    leaders = {one.leader for one in topic.partitions.values()}
-    away = {one for one in leaders if not _is_there(seen.brokers.get(one))}
-    return {number for number, one in topic.partitions.items() if one.leader in away}
+    for leader in {one.leader for one in topic.partitions.values()} - are_there.keys():
+        are_there[leader] = _is_there(seen.brokers.get(leader))
+    return {number for number, one in topic.partitions.items() if not are_there[one.leader]}
 
 
 def _is_there(broker: BrokerMetadata | None) -> bool:
