@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -19,8 +20,9 @@ from delaywheel.deadletters import (
     settling,
 )
 from delaywheel.deadletters.marks import Marks
-from delaywheel.deadletters.settling import Replay, Settling
+from delaywheel.deadletters.settling import DROP, Replay, Settling
 from delaywheel.deadletters.topic import OffsetRanges
+from delaywheel.deadletters.tracing import LettersToTell
 from delaywheel.deadletters.writing import LetterWriter, RefusedTransaction
 from delaywheel.testing import MemoryService
 from delaywheel.transactional import Outgoing
@@ -108,3 +110,12 @@ def test_of_what_fails_only_what_is_committed_is_told() -> None:
             topic.drop(EVERYTHING)
         dropped = [(number, "DROPPED", "TOPIC_MISSING") for number in range(2)]
         assert told(service) == dropped
+
+
+def test_what_is_to_be_told_of_a_letter_keeps_no_value_in_memory() -> None:
+    """500 that are dropped may wait for their transaction, of a megabyte each."""
+    value = bytes(1_000)
+    alone = sys.getrefcount(value)
+    to_tell = LettersToTell("dead", MemoryService().trace())
+    to_tell.add(Letter(LetterPlace(0, 1), 1_000, b"k", value, ()), DROP, None)
+    assert sys.getrefcount(value) == alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from delaywheel.deadletters.letter import Letter
@@ -108,9 +109,12 @@ class LettersToTell:
         self._open: Final[list[tuple[Letter, Decision, float | None]]] = []
 
     def add(self, letter: Letter, decision: Decision, took_s: float | None) -> None:
-        """Notes what was decided about a letter."""
+        """Notes what was decided about a letter.
+
+        Its value is not told: hundreds of letters wait together for their transaction.
+        """
         if self._trace is not None:
-            self._open.append((letter, decision, took_s))
+            self._open.append((replace(letter, value=None), decision, took_s))
 
     def refused(self, letter: Letter, why: str) -> None:
         """Tells of a letter that cannot be sent again."""
