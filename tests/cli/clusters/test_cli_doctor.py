@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import tarfile
 import threading
@@ -217,6 +218,7 @@ def test_what_is_missing_is_named(command: Command, file: Path, tmp_path: Path) 
     with_node = ("--server", "127.0.0.1:1", "--set", "metrics_listen=127.0.0.1:1")
     log, bundle = tmp_path / "node.log", tmp_path / "report.tar.gz"
     log.write_text("early\n" + "x" * 4_000_000 + "\nlate\n")
+    (tmp_path / "data" / os.fsdecode(b"\xff.slot")).touch()
     written = ("--log", str(log), "--bundle", str(bundle))
     ended = command("doctor", "--config", str(file), *with_node, "--verify", "--json", *written)
     assert ended.code == 1
@@ -224,6 +226,9 @@ def test_what_is_missing_is_named(command: Command, file: Path, tmp_path: Path) 
         shown = archive.extractfile("report/log.txt")
         assert shown is not None
         assert shown.read()[-6:] == b"\nlate\n"
+        listed = archive.extractfile("report/folder.txt")
+        assert listed is not None
+        assert b"?.slot 0" in listed.read()
     found = {(one["what"], one["level"]): one for one in ended.document["items"]}
     assert "127.0.0.1:1" in found["cluster", "fault"]["text"]
     assert found["metrics", "warning"]

@@ -72,7 +72,9 @@ def contents(
         with log.open(encoding="utf-8", errors="replace") as lines:
             end = redactor.log("".join(deque(lines, _LOG_LINES)))
         texts["log.txt"] = end[-_MOST_CHARACTERS:]
-    return {name: text[:_MOST_CHARACTERS] for name, text in texts.items()}
+    # A damaged folder has names that are no text.
+    cut = {name: text[:_MOST_CHARACTERS].encode(errors="replace") for name, text in texts.items()}
+    return {name: text.decode() for name, text in cut.items()}
 
 
 def write(bundle: Path, files: Mapping[str, str]) -> None:
