@@ -1,4 +1,4 @@
-"""The units in packaging/systemd: as printed, hardened, and true of the node that they start."""
+"""The units in packaging/systemd: hardened, and true of the node that they start."""
 
 import re
 import shutil
@@ -21,11 +21,6 @@ def settings(unit: Path) -> dict[str, str]:
     lines = unit.read_text().splitlines()
     pairs = (line.partition("=") for line in lines if re.match(r"[A-Z]\w+=", line))
     return {name: value for name, _, value in pairs}
-
-
-def test_the_document_shows_the_unit() -> None:
-    (shown,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs/OPERATIONS.md").read_text(), re.DOTALL)
-    assert shown == ONE.read_text()
 
 
 def test_the_unit_of_several_nodes_differs_in_names_alone() -> None:

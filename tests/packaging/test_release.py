@@ -123,11 +123,14 @@ def test_what_was_not_run_is_in_the_table_and_in_the_exit_code(
     monkeypatch.delenv(run.KEY_VARIABLE, raising=False)
     monkeypatch.setattr(run, "build", built)
     monkeypatch.setattr(run, "CHECKS", {"first minutes": missing, "licences": lambda _: "fine"})
-    assert run.main(["--dev", "--check"], root=clone.root) == 2
-    assert run.main(["--dev", "--check", "--allow-missing"], root=clone.root) == 0
+    monkeypatch.setattr("local.release.image.shutil.which", lambda _: None)
+    asked = ["--dev", "--check", "--image"]
+    assert run.main(asked, root=clone.root) == 2
+    assert run.main([*asked, "--allow-missing"], root=clone.root) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["checked", "licences", "fine"] in rows
     assert ["not", "run", "here", "first", "minutes", "no", "Java", "found"] in rows
+    assert ["not", "run", "here", "image", "buildah", "is", "not", "installed"] in rows
     assert ["not", "run", "here", "SHA256SUMS.sig", run.KEY_VARIABLE, "names", "no", "key"] in rows
     assert sorted(file.name for file in (clone.root / "dist").iterdir()) == [
         "SHA256SUMS",

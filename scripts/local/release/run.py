@@ -14,6 +14,7 @@ from pathlib import Path
 from local.release import sums
 from local.release.building import build
 from local.release.checks import CHECKS, Release
+from local.release.image import Builder
 from local.release.source import NO_VERSION, NotReleasableError, NotRunError, Source, source_of
 
 ROOT = Path(__file__).parents[3]
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         f" private key that {KEY_VARIABLE} names.",
     )
     parser.add_argument("--check", action="store_true", help="also show that it is right")
+    parser.add_argument("--image", action="store_true", help="also a node's image, by buildah")
     parser.add_argument("--dev", action="store_true", help=f"of any tree, as {NO_VERSION}")
     parser.add_argument(
         "--allow-missing", action="store_true", help="end with 0 if something was not run here"
@@ -50,7 +52,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     try:
         source = source_of(root, is_dev=options.dev)
         with tempfile.TemporaryDirectory(prefix="delaywheel-release-") as scratch:
-            for row in _steps(source, Path(scratch), is_checked=options.check):
+            for row in _steps(
+                source, Path(scratch), is_checked=options.check, has_image=options.image
+            ):
                 print(row, file=sys.stderr)
                 rows.append(row)
     except NotReleasableError as error:
@@ -61,9 +65,11 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     return 0 if is_complete or options.allow_missing else 2
 
 
-def _steps(source: Source, scratch: Path, *, is_checked: bool) -> Iterator[Row]:
+def _steps(source: Source, scratch: Path, *, is_checked: bool, has_image: bool) -> Iterator[Row]:
     dist = source.root / "dist"
     built = build(source, scratch / "first")
+    if has_image:
+        yield from _image(source, built, scratch / "image", is_checked=is_checked)
     sums.write_sums(built)
     signing_key = os.environ.get(KEY_VARIABLE)
     if signing_key:
@@ -82,6 +88,20 @@ def _steps(source: Source, scratch: Path, *, is_checked: bool) -> Iterator[Row]:
                 yield Row("checked", what, check(release))
             except NotRunError as missing:
                 yield Row("not run here", what, str(missing))
+
+
+def _image(source: Source, built: Path, scratch: Path, *, is_checked: bool) -> Iterator[Row]:
+    """Adds the image's archives to what is built."""
+    try:
+        builder = Builder(source, built, scratch)
+        digest = builder.build()
+        builder.save(built)
+        if is_checked:
+            if builder.build() != digest:
+                raise NotReleasableError("a second build of the image has another digest")
+            yield Row("checked", "the same image once more", digest)
+    except NotRunError as missing:
+        yield Row("not run here", "image", str(missing))
 
 
 if __name__ == "__main__":
