@@ -88,9 +88,11 @@ def sending(cluster: LocalCluster, topics: Sequence[Topic]) -> Iterator[None]:
 
         sender = threading.Thread(target=send, daemon=True)
         sender.start()
-        yield
-        ends.set()
-        sender.join()
+        try:
+            yield
+        finally:
+            ends.set()
+            sender.join()
 
 
 def terms_lost(folder: Path) -> int:

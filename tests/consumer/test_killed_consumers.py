@@ -260,8 +260,9 @@ def test_records_of_a_topic_that_is_recreated_are_handled(
         print(f"\n{reported}; {again} handler calls more than the plan's")  # noqa: T201
     assert len(remaking.is_whole) >= DRILL_S // EVERY_S // 2
     assert remaking.stops <= len(remaking.is_whole)
-    # Each brings back what was in hand or not yet committed, of a second or so.
-    assert again <= (kills + len(remaking.is_whole)) * RATE
+    # Each brings back what was in hand or not yet committed: of two seconds at most, on machines
+    # that are so busy that a commit takes one.
+    assert again <= (kills + len(remaking.is_whole)) * 2 * RATE
 
 
 def ended_in_order(plan: Plan) -> set[int]:

@@ -223,7 +223,9 @@ def test_who_asks_for_records_far_apart_waits_for_itself(monkeypatch: pytest.Mon
         return True
 
     monkeypatch.setattr(places, "_Search", Slow)
-    monkeypatch.setattr(places, "Consumer", lambda *_, **__: SimpleNamespace(unassign=bool))
+    monkeypatch.setattr(
+        places, "Consumer", lambda *_, **__: SimpleNamespace(unassign=bool, close=bool)
+    )
     monkeypatch.setattr(places, "ANSWER_S", 600.0)
     finder = PlaceFinder(KafkaSettings(NAMES, {}), send=finds, on_found=lambda: None)
     threading.Thread(target=finder.run, daemon=True).start()
