@@ -1,0 +1,166 @@
+"""The job as users run it, killed by SIGKILL between its steps: each event once, at every moment.
+
+Each start of Spark is some 15 CPU s, so a push has two kills, and a night, which is
+DELAYWHEEL_HYPOTHESIS=long, has twenty.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from local.loopback.child import start_child
+from local.loopback.kafka import KafkaBroker, free_ports
+from local.loopback.kafka_jars import find_java
+from support.kafka.told import Told
+from support.process.spark import cheap_start
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
+
+ROWS = 3
+WITHIN_S = 300
+KINDS = (
+    ("after", "b"),  # between rename and checkpoint
+    ("after", "c"),  # within compaction: half of a set is there, or all of it
+    ("before", "b"),  # between write and rename
+    ("before", "c"),  # within compaction: sorted, and nothing of it is there
+)
+
+
+class KilledJob:
+    """Starts of the job on one index, and whoever reads that meanwhile."""
+
+    def __init__(self, told: Told, folder: Path) -> None:
+        self.told = told
+        self.log = folder / "log"
+        self.health = f"127.0.0.1:{free_ports(1)[0]}"
+        self.environment: Mapping[str, str] = {
+            **os.environ,
+            # No SPARK_CONF_DIR: it is in the class path, and the class archive is of another then.
+            **cheap_start(),
+            "JAVA_HOME": str(Path(find_java()).resolve().parent.parent),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "TMPDIR": str(folder),  # Spark leaves its own there
+        }
+
+    def command(self, when: str = "after", kind: str = "b", nth: int = 0) -> list[str]:
+        """A command line of the job."""
+        own = ["--settings", str(self.told.settings), "--index", str(self.told.index)]
+        module = "support.process.killed_index_job"
+        return [sys.executable, "-m", module, when, kind, str(nth), *own]
+
+    @contextmanager
+    def started(self, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+        """The job, which is killed if it does not end by itself."""
+        process = start_child(command, log=self.log, environment=self.environment)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Waits."""
+        deadline = time.monotonic() + WITHIN_S
+        while not holds():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+
+class Reader:
+    """Reads the index again and again: no event is there twice, and none goes away."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._seen: set[tuple[str, int, int]] = set()
+        self._ended = threading.Event()
+        self.faults: list[str] = []
+        self.looks = 0
+
+    @property
+    def count(self) -> int:
+        """How many events it has seen."""
+        return len(self._seen)
+
+    def look(self) -> None:
+        """Looks once."""
+        try:
+            events = self._told.events()
+        except FileNotFoundError:  # merged meanwhile: the next look lists again
+            return
+        found = {(e["reporter"], e["number"], e["row"]) for e in events}
+        if len(events) > len(found):
+            self.faults.append(f"{len(events)} events of {len(found)}")
+        if not self._seen <= found:
+            self.faults.append(f"gone: {sorted(self._seen - found)[:3]}")
+        self._seen |= found
+        self.looks += 1
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Looks for as long as something else happens."""
+
+        def run() -> None:
+            while not self._ended.wait(0.1):
+                self.look()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+
+
+def kills() -> list[tuple[str, str, int]]:
+    """Where the job is killed, run after run."""
+    count = 20 if os.environ.get("DELAYWHEEL_HYPOTHESIS") == "long" else 2
+    chance = random.Random(55)
+    return [(*KINDS[number % len(KINDS)], chance.randint(1, 3)) for number in range(count)]
+
+
+def test_killed_between_its_steps_each_event_is_there_once_at_every_moment(
+    kafka: KafkaBroker, cluster_id: str, tmp_path: Path
+) -> None:
+    told = Told(kafka, cluster_id, tmp_path)
+    job, reader = KilledJob(told, tmp_path), Reader(told)
+    with reader.reading():
+        for moment in kills():
+            with job.started(job.command(*moment)) as process:
+                while process.poll() is None:
+                    if reader.count == ROWS * told.number:  # a file each, until it is killed
+                        told.tell(ROWS)
+                    time.sleep(0.3)
+            assert process.returncode == -signal.SIGKILL, job.log.read_text()
+            assert not reader.faults, moment
+        with job.started([*job.command(), "--metrics-listen", job.health]) as process:
+            job.wait_for(lambda: len(told.identities()) == ROWS * told.number)
+            second = subprocess.run(
+                job.command(), env=job.environment, capture_output=True, check=False
+            )
+            assert second.returncode == 2
+            taken = f"INDEX_TAKEN: {told.index}: process {process.pid} on"
+            assert taken.encode() in second.stderr
+            for path, answer in (("healthz", b"ok\n"), ("metrics", b"_index_events_total")):
+                with urllib.request.urlopen(f"http://{job.health}/{path}", timeout=30) as said:
+                    assert answer in said.read()
+            process.terminate()
+            assert process.wait(WITHIN_S) == 0
+    reader.look()
+    assert not reader.faults
+    assert reader.looks > len(kills())
+    numbers = range(1, told.number + 1)
+    assert told.identities() == {(told.reporter, n, row) for n in numbers for row in range(ROWS)}
+    assert any("/c-" in file.path for file in told.layout().counting)
