@@ -172,6 +172,7 @@ def _measure(name: str, nodes: int, asked: argparse.Namespace, options: Options)
         programs=workload.senders.programs,
         is_secure=asked.secure,
         has_halves=isinstance(workload.kind, Halves),
+        is_traced=workload.is_traced,
     ) as stand:
         runner = Runner(stand, options, _say, topics=workload.topics)
         warmth_ms = runner.warm()

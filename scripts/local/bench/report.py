@@ -17,6 +17,7 @@ LABELS = {
     "at_once": "delaywheel, due when sent",
     "halves": "delaywheel, half messages",
     "secure": "delaywheel, TLS and grants",
+    "traced": "delaywheel, traced",
 }
 ORIGIN_SHARE = 0.9
 """The share of the groups that a node must have written to count as their origin."""
@@ -133,7 +134,7 @@ def _print_rounds(one: Mapping[str, Any]) -> None:
             f"leader killed: the latest message {killed['latest_ms']:,.0f} ms late, the last second"
             f" with a p99 above {CALM_P99_MS:.0f} ms ended after {killed['calm_after_s']:.1f} s"
         )
-    for kind in ("ours", "halves", "secure"):
+    for kind in ("ours", "halves", "secure", "traced"):
         if kind in rounds[0]:
             print(f"{LABELS[kind]}:")
             _print_costs([of[kind] for of in rounds], kind)

@@ -155,6 +155,8 @@ class Runner:
         beside: list[tuple[str, Job]] = [("plain", theirs), ("floor", theirs)]
         if workload.by_ingress:
             beside = [("ingress", ours)]
+        elif workload.is_traced:
+            beside = [("traced", ours)]
         elif self._options.alone:
             beside = []
         measured = self._rounds([*beside, *((kind, ours) for kind in self._ours())])
@@ -466,7 +468,7 @@ def compared(rounds: list[Document]) -> Document:
     figures["cpu_share"] = asdict(cpu) if cpu else None
     if rounds and "ingress" in rounds[0]:
         _compare(figures, [one["ingress"] for one in rounds], "SDK", ours)
-    for kind in ("halves", "secure"):
+    for kind in ("halves", "secure", "traced"):
         if rounds and kind in rounds[0]:
             others = [one[kind] for one in rounds]
             _compare(figures, others, "without", ours)

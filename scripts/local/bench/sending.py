@@ -43,6 +43,7 @@ from local.loopback.cluster import ClusterError
 from local.loopback.secure import SecureFiles
 
 if TYPE_CHECKING:  # `--help` must not load them
+    from delaywheel.trace.reports import EventReports
     from delaywheel_proto.v1 import delaywheel_pb2 as pb
     from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
@@ -69,7 +70,12 @@ class Sender:
     """
 
     def __init__(
-        self, kind: str, address: str, cadence_s: float, secure: SecureFiles | None = None
+        self,
+        kind: str,
+        address: str,
+        cadence_s: float,
+        secure: SecureFiles | None = None,
+        traced_to: str | None = None,
     ) -> None:
         """Prepares.
 
@@ -78,13 +84,14 @@ class Sender:
             address: The address of delaywheel's nodes, or of Kafka.
             cadence_s: The cadence of transactions.
             secure: The files of TLS of delaywheel's nodes; None: there is none.
+            traced_to: Kafka's address, which has the topic of a trace; None: nothing is traced.
         """
         context = multiprocessing.get_context("spawn")
         self._kind = kind
         self._pipe, theirs = context.Pipe()
         self._theirs = theirs
         self._process = context.Process(
-            target=_send, args=(kind, address, cadence_s, secure, theirs), daemon=True
+            target=_send, args=(kind, address, cadence_s, secure, traced_to, theirs), daemon=True
         )
 
     @property
@@ -129,11 +136,17 @@ class Sender:
 
 
 def _send(
-    kind: str, address: str, cadence_s: float, secure: SecureFiles | None, orders: Connection
+    kind: str,
+    address: str,
+    cadence_s: float,
+    secure: SecureFiles | None,
+    traced_to: str | None,
+    orders: Connection,
 ) -> None:
     """Runs the child, which does jobs until the other end is closed or its parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    way: Way = Ours(address, secure) if kind == "ours" else WAYS[kind](address, cadence_s)
+    is_ours = kind == "ours"
+    way: Way = Ours(address, secure, traced_to) if is_ours else WAYS[kind](address, cadence_s)
     while True:
         try:
             job, topic = orders.recv()
@@ -155,9 +168,14 @@ def _dues_ms(job: At) -> list[int]:
 class Ours:
     """delaywheel's SDK, with one client for each job, which stays with a node for a while."""
 
-    def __init__(self, address: str, secure: SecureFiles | None) -> None:
+    def __init__(self, address: str, secure: SecureFiles | None, traced_to: str | None) -> None:
         self._address = address
         self._tls = None if secure is None else secure.tls()
+        self._trace: EventReports | None = None
+        if traced_to is not None:
+            from delaywheel.trace import Trace  # noqa: PLC0415 - others import nothing of it
+
+            self._trace = Trace({"bootstrap.servers": traced_to, "client.id": "bench"})
 
     def do(self, job: Job, topic: str) -> Sent:
         """See `Way`."""
@@ -165,7 +183,7 @@ class Ours:
             return asyncio.run(send_awaited(self._address, job, topic, self._tls))
         if isinstance(job, Paced) and job.senders.clients:
             return asyncio.run(send_as_crowd(self._address, job, topic, self._tls))
-        with Client(self._address, tls=self._tls, timeout=TIMEOUT_S) as client:
+        with Client(self._address, tls=self._tls, timeout=TIMEOUT_S, trace=self._trace) as client:
             if isinstance(job, Paced):
                 return send_in_background(client, job, topic)
             if isinstance(job, At):

@@ -16,12 +16,14 @@ from local.bench.sending import CLUSTER_ID, Sender
 from local.bench.usage import Sampler, Usage, Watch
 from local.bench.workloads import Topics
 from local.loopback.cluster import LocalCluster
+from local.loopback.indexing import IndexJob
 from local.stage.scraping import Cost, Meter, scrape
 from local.stage.tally import Spread
 
 OBSERVED: Final = {
     "ours": "delayed",
     "secure": "secured",
+    "traced": "traced",
     "at_once": "instant",
     "halves": "halved",
     "ingress": "ingressed",
@@ -91,11 +93,19 @@ class Stand:
         brokers: int = 1,
         is_secure: bool = False,
         has_halves: bool = False,
+        is_traced: bool = False,
     ) -> None:
-        self._settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s, "halves": has_halves}
+        self._settings = {
+            "cluster_id": CLUSTER_ID,
+            "span_seconds": span_s,
+            "halves": has_halves,
+            "trace": is_traced,
+        }
         self.cluster = LocalCluster(nodes=nodes, brokers=brokers, settings=self._settings, say=say)
         self.secured: LocalCluster | None = None
         self._is_secure, self._say = is_secure, say
+        self._is_traced = is_traced
+        self._index: IndexJob | None = None
         self._cadence_s = cadence_s
         self._topics = topics
         self._programs = programs
@@ -111,6 +121,9 @@ class Stand:
             if self._is_secure:
                 self.secured = stack.enter_context(self._second_cluster())
                 self.secured.wait_until_accepting()
+            if self._is_traced:
+                job = IndexJob(cluster.nodes[0].config, cluster.folder)
+                self._index = stack.enter_context(job)
             families = dict.fromkeys(self._families.values())
             topics = [name for each in families for name in topic_names(each, self._topics.count)]
             partitions = self._topics.partitions
@@ -137,12 +150,13 @@ class Stand:
         )
 
     def _senders_for(self, kind: str) -> Iterator[Sender]:
-        if kind not in ("ours", "secure"):
+        if kind not in ("ours", "secure", "traced"):
             yield Sender(kind, self.cluster.kafka, self._cadence_s)
-        elif kind == "ours" or self.secured is not None:
+        elif kind == "ours" or (self.secured if kind == "secure" else self._is_traced):
             cluster = self._cluster_of(kind)
+            traced_to = cluster.kafka if kind == "traced" else None
             for node in islice(cycle(cluster.nodes), self._programs):
-                yield Sender("ours", node.address, self._cadence_s, cluster.secure)
+                yield Sender("ours", node.address, self._cadence_s, cluster.secure, traced_to)
 
     def _cluster_of(self, kind: str) -> LocalCluster:
         """Returns the cluster that forwards what is sent in this way."""
@@ -169,6 +183,8 @@ class Stand:
             for kind, programs in self._senders.items()
             for number, sender in enumerate(programs)
         }
+        if self._index is not None:
+            found |= self._index.pids()
         return {**found, **senders, "consumer": self._consumer.pid}
 
     def do(self, kind: str, job: Job) -> Part:
@@ -273,6 +289,8 @@ class Stand:
 
 
 def _sender_name(kind: str) -> str:
+    if kind == "traced":
+        return "sender ours traced"
     return f"{SECURE}sender ours" if kind == "secure" else f"sender {kind}"
 
 

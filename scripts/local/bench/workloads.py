@@ -167,6 +167,8 @@ class Workload:
         topics: Where messages go.
         senders: Who sends them.
         kills_leader: Whether to kill the leading node after the rounds, under the same load.
+        is_traced: Whether to compare an SDK that tells a trace with one that tells none; the job
+            that keeps the trace's index runs beside both.
     """
 
     kind: Kind
@@ -178,6 +180,7 @@ class Workload:
     topics: Topics = field(default_factory=Topics)
     senders: Senders = field(default_factory=Senders)
     kills_leader: bool = False
+    is_traced: bool = False
 
 
 _M: Final = 1_000_000
@@ -198,6 +201,9 @@ WORKLOADS: Final = {
     "steady-300": Workload(Steady(300), "lateness at 300 a second"),
     "steady-2000": Workload(Steady(2_000), "lateness at 2,000 a second"),
     "steady-10000": Workload(Steady(10_000), "lateness at 10,000 a second"),
+    "trace-2000": Workload(
+        Steady(2_000), "lateness at 2,000 a second, told to a trace, and not", is_traced=True
+    ),
     "topics-1000": Workload(
         Steady(2_000), "lateness, 1,000 topics", topics=Topics(1_000, 1), kills_leader=True
     ),

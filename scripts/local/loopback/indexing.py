@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -39,6 +40,18 @@ class IndexJob:
     def __exit__(self, *_error: object) -> None:
         if self._process is not None:
             end_child(self._process, patience_s=_STOP_S)
+
+    def pids(self) -> dict[str, int]:
+        """Returns the ids of its processes that run: `index`, and `index JVM`."""
+        if self._process is None:
+            return {}
+        pid = self._process.pid
+        found = {"index": pid}
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(FileNotFoundError):  # that thread has ended
+                if children := task.read_text().split():
+                    found["index JVM"] = int(children[0])
+        return found
 
     def watch(self) -> None:
         """Starts it again if it has ended."""
