@@ -177,17 +177,13 @@ class Filler:
     def _content(self, slot: int) -> bytes | None:
         """Reads a slot file, empty if there is none; None: the medium refuses it."""
         try:
-            file = self._disk.open_read(layout.slot_path(self._folder, slot))
+            return self._disk.read_file(layout.slot_path(self._folder, slot))
         except FileNotFoundError:
             return b""
-        try:
-            return file.read_at(file.size(), 0)
         except OSError as error:
             if not is_medium_error(error):
                 raise
-            return None
-        finally:
-            file.close()
+        return None
 
     def _cut_back(self, slot: int, entry: Entry, before: int) -> Entry | None:
         """Puts back the entry of a second as it was after the fill ``before``."""

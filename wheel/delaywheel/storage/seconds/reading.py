@@ -27,7 +27,10 @@ def read_second(
         raise FrameDamaged(DamageReason.LENGTHS, f"the table's entry of {slot}")
     if not entry.length_bytes:
         return []
-    content = _content(disk, layout.slot_path(folder, slot), entry.length_bytes)
+    try:
+        content = disk.read_file(layout.slot_path(folder, slot))
+    except FileNotFoundError as error:
+        raise FrameDamaged(DamageReason.GONE, f"the file of {slot}") from error
     at, chain, found = 0, 0, []
     while at < entry.length_bytes:
         head = decode_section_head(content, at, wheel=wheel, slot=slot)
@@ -38,14 +41,3 @@ def read_second(
     if (at, chain) != (entry.length_bytes, entry.chain):
         raise FrameDamaged(DamageReason.LENGTHS, f"other sections of {slot} than its entry says")
     return found
-
-
-def _content(disk: Disk, path: Path, length: int) -> bytes:
-    try:
-        file = disk.open_read(path)
-    except FileNotFoundError:
-        raise FrameDamaged(DamageReason.GONE, str(path)) from None
-    try:
-        return file.read_at(length, 0)
-    finally:
-        file.close()
