@@ -40,6 +40,7 @@ from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
+from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess, wait_until
 
 
@@ -54,6 +55,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def in_ms(ms: int) -> int:
     return time.time_ns() // 1_000_000 + ms
+
+
+def committed_ms(cleaner: FakeCleaner) -> int:
+    """w."""
+    progress = cleaner.state.progress
+    assert progress is not None
+    return progress.due_ms
 
 
 def named(handle: str) -> pb.MessageRef:
@@ -245,16 +253,13 @@ def test_a_due_that_passes_before_it_is_decided_gives_way_to_a_later_one(
 ) -> None:
     """A leader with much to do decides late, and none that has passed: nobody waits in vain."""
     handle = produce(server, in_ms(60_000))
-    server.cleaner.hears = False
-    try:
-        with ThreadPoolExecutor(1) as caller:
+    cleaner = server.cleaner
+    with ThreadPoolExecutor(1) as caller:
+        with cleaner.deaf():
             waiting = caller.submit(reschedule, server, handle, in_ms(-5_000))
             nearest_ms = in_ms(600)
-            wait_until("it has passed", lambda: in_ms(0) > nearest_ms)
-            server.cleaner.hears = True
-            reported = waiting.result()
-    finally:
-        server.cleaner.hears = True
+            wait_until("it has passed", lambda: committed_ms(cleaner) > nearest_ms)
+        reported = waiting.result()
     assert reported.outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
     assert reported.due_ms > nearest_ms
     found = server.stub.GetMessage(pb.GetMessageRequest(message=named(reported.handle))).message

@@ -175,10 +175,9 @@ def test_draining_answers_those_who_wait_and_refuses_the_rest(server: ServerProc
 
     thread = threading.Thread(target=caller)
     thread.start()
-    server.cleaner.hears = False  # it drains until its cleaner knows of it
-    server.process.send_signal(signal.SIGTERM)
-    wait_until("it refuses", lambda: reasons)
-    server.cleaner.hears = True
+    with server.cleaner.deaf():  # it drains until its cleaner knows of it
+        server.process.send_signal(signal.SIGTERM)
+        wait_until("it refuses", lambda: reasons)
     code = server.process.wait(60)
     ended.set()
     thread.join()
@@ -196,14 +195,13 @@ def test_draining_answers_those_who_wait_and_refuses_the_rest(server: ServerProc
 def test_a_cleaner_that_was_busy_hears_of_a_clean_stop(server: ServerProcess) -> None:
     """Kafka is slow: the link is full of wake-ups, and is not read for a while."""
     server.produce(row())  # from now on the topic is known to exist
-    server.cleaner.hears = False
-    sent = [server.produce(row(due_ms=now_ms() + 100)) for _ in range(400)]
-    taken = sum(bool(result.handle) for (result,) in sent)  # but for those that came too late
-    assert taken > 300
-    server.process.send_signal(signal.SIGTERM)
-    wait_until("it has left its wheel", lambda: state(server).open is None)
-    time.sleep(2)  # longer than one try to be heard may take
-    server.cleaner.hears = True
+    with server.cleaner.deaf():
+        sent = [server.produce(row(due_ms=now_ms() + 100)) for _ in range(400)]
+        taken = sum(bool(result.handle) for (result,) in sent)  # but for those that came too late
+        assert taken > 300
+        server.process.send_signal(signal.SIGTERM)
+        wait_until("it has left its wheel", lambda: state(server).open is None)
+        time.sleep(2)  # longer than one try to be heard may take
     wait_until("stopped", server.cleaner.stopped.is_set)
     assert server.process.wait(60) == 0
     assert server.cleaner.state.wheels[ONE].closed_at == 1 + taken

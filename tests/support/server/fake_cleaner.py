@@ -15,7 +15,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,7 +82,6 @@ class FakeCleaner:
         topics: What Kafka has; anything else is absent.
         answers_topics: Whether it answers questions about topics at all.
         passes_time: Commits w again and again, as a leader does: seals follow it.
-        hears: Whether it reads the link; the real one does not while a call to Kafka takes long.
         received: Every message that came through the link.
         dead_lettered: Messages that it has counted as dead letters.
     """
@@ -101,7 +101,6 @@ class FakeCleaner:
         self.topics = {"orders": TopicInfo(3, 1_000_000)}
         self.answers_topics = True
         self.passes_time = False
-        self.hears = True
         self.received: list[LinkMessage] = []
         self.dead_lettered = 0
         now_ms = time.time_ns() // 1_000_000
@@ -116,6 +115,9 @@ class FakeCleaner:
         self._fences: dict[str, Fence] = {}
         self._missing = NO_FRAMES
         self._ended = threading.Event()
+        self._hears = threading.Event()
+        self._hears.set()
+        self._waits = threading.Event()
         self._stays_fresh_ms = STAYS_FRESH_MS
         self._thread = threading.Thread(target=self._live, name="fake cleaner", daemon=True)
 
@@ -129,6 +131,17 @@ class FakeCleaner:
         if self._thread.ident is not None:
             self._thread.join()
         self._link.close()
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Meanwhile it reads nothing of the link, like one whose call to Kafka takes long."""
+        self._waits.clear()
+        self._hears.clear()
+        assert self._waits.wait(30)  # it may be about to read
+        try:
+            yield
+        finally:
+            self._hears.set()
 
     def commit(self, change: Callable[[ControlState], ControlState]) -> None:
         """Changes the committed state, and informs the server."""
@@ -204,8 +217,9 @@ class FakeCleaner:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            if not self.hears:
-                time.sleep(0.02)
+            if not self._hears.is_set():
+                self._waits.set()
+                self._hears.wait(0.02)
             elif select.select([self._link], [], [], 0.02)[0]:
                 try:
                     for message in self._link.receive():

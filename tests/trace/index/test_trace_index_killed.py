@@ -139,16 +139,23 @@ def test_killed_between_its_steps_each_event_is_there_once_at_every_moment(
     with reader.reading():
         for moment in kills():
             with job.started(job.command(*moment)) as process:
+                deadline = time.monotonic() + WITHIN_S
                 while process.poll() is None:
+                    assert time.monotonic() < deadline, job.log.read_text()
                     if reader.count == ROWS * told.number:  # a file each, until it is killed
                         told.tell(ROWS)
                     time.sleep(0.3)
             assert process.returncode == -signal.SIGKILL, job.log.read_text()
             assert not reader.faults, moment
         with job.started([*job.command(), "--metrics-listen", job.health]) as process:
+            told.tell(ROWS)  # once these are there it has taken the index
             job.wait_for(lambda: len(told.identities()) == ROWS * told.number)
             second = subprocess.run(
-                job.command(), env=job.environment, capture_output=True, check=False
+                job.command(),
+                env=job.environment,
+                capture_output=True,
+                check=False,
+                timeout=WITHIN_S,
             )
             assert second.returncode == 2
             taken = f"INDEX_TAKEN: {told.index}: process {process.pid} on"
