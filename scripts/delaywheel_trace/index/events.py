@@ -9,7 +9,8 @@
 Two rows with one such identity are one event. `root` is null where a way began with this message:
 then its root is its id, and a way is found by `id` or by `root`; without id the place is written.
 A root that repeated each id would make 21 bytes an event 33. DuckDB asks bloom filters (`BLOOMS`)
-where a column is compared with one value, and not within an OR.
+where a column is compared with one value, and not within an OR. Columns may be added: those that
+a file of an earlier release lacks are null there, for whoever reads it.
 """
 
 from __future__ import annotations
@@ -107,6 +108,19 @@ def of_batch(head: BatchHead, rows: Rows) -> pa.RecordBatch:
         [_array(columns.get(f.name), head_columns.get(f.name), f.type, count) for f in SCHEMA],
         schema=SCHEMA,
     )
+
+
+def with_all_columns(rows: pa.Table) -> pa.Table:
+    """Returns rows of a file of this release, or of an earlier one, with all columns.
+
+    Raises:
+        pa.ArrowException: It has others: a later release has written it, and knows what they are.
+    """
+    if unknown := set(rows.column_names) - set(SCHEMA.names):
+        raise pa.ArrowInvalid(f"a later release has written it: {', '.join(sorted(unknown))}")
+    there = set(rows.column_names)
+    columns = [rows[f.name] if f.name in there else pa.nulls(len(rows), f.type) for f in SCHEMA]
+    return pa.table(columns, schema=SCHEMA)
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

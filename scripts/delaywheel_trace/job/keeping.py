@@ -9,7 +9,8 @@
 | hours older than `--keep` | are deleted |
 
 Each step leaves an index that counts each event once (`layout.py`), so one that fails is tried
-again, and a crash anywhere costs the step's work.
+again, and a crash anywhere costs the step's work. An hour that cannot be merged, as a file of it is
+damaged or of a later release, stays as it is, and keeps nothing else from being done.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
 
@@ -30,7 +32,12 @@ from delaywheel_audit.sources.ledger_files import (
     LedgerUnreadableError,
     Listing,
 )
-from delaywheel_trace.index.events import GROUP_ROWS, of_ledger, places_in_seqs
+from delaywheel_trace.index.events import (
+    GROUP_ROWS,
+    of_ledger,
+    places_in_seqs,
+    with_all_columns,
+)
 from delaywheel_trace.index.folder import UNREACHED, IndexFolder, IndexUnreadableError
 from delaywheel_trace.index.layout import (
     HOUR_MS,
@@ -55,6 +62,10 @@ _OPEN_MS: Final = 120_000
 _LEDGER_OPEN_MS: Final = 600_000
 _LEDGER_LOOK_S: Final = 300.0
 _GRACE_S: Final = 60.0
+_AGAIN_S: Final = 60.0
+"""After this an hour that could not be merged is tried again: reading it may take long."""
+_MOST_FAILURES: Final = 3
+"""Are named at once."""
 _STOP_S: Final = 10.0
 _POLITE: Final = 10
 """Of this thread: batches are not to wait for a merge."""
@@ -77,6 +88,7 @@ class IndexKeeper:
         self._keep_ms = keep_ms
         self._health = health
         self._stale_since: dict[str, float] = {}
+        self._failed_s: dict[int, float] = {}
         self._looked_s = float("-inf")
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
@@ -107,11 +119,12 @@ class IndexKeeper:
         layout = self._listed()
         self._delete_old(layout, now_ms)
         self._delete_stale(layout)
-        for hour_ms in sorted({file.hour_ms for file in layout.counting}):
-            self._merge_hour(layout, hour_ms, now_ms)
+        failures = self._merge_hours(layout, now_ms)
         if time.monotonic() - self._looked_s > _LEDGER_LOOK_S:
             self._take_ledger(layout, now_ms)
             self._looked_s = time.monotonic()
+        if failures:
+            raise IndexUnreadableError("; ".join(failures))
 
     def _listed(self) -> Layout:
         """Returns what is there: with a batch, all before it.
@@ -155,6 +168,21 @@ class IndexKeeper:
 
     # --- what is merged
 
+    def _merge_hours(self, layout: Layout, now_ms: int) -> list[str]:
+        """Merges what is to be merged; returns which hours could not be, and why."""
+        hours = sorted({file.hour_ms for file in layout.counting})
+        self._failed_s = {hour: at for hour, at in self._failed_s.items() if hour in hours}
+        failures = []
+        for hour_ms in hours:
+            if time.monotonic() - self._failed_s.get(hour_ms, float("-inf")) < _AGAIN_S:
+                continue
+            try:
+                self._merge_hour(layout, hour_ms, now_ms)
+            except (*UNREACHED, IndexUnreadableError) as error:
+                self._failed_s[hour_ms] = time.monotonic()
+                failures.append(f"{hour_name(hour_ms)}: {error}")
+        return failures[:_MOST_FAILURES]
+
     def _merge_hour(self, layout: Layout, hour_ms: int, now_ms: int) -> None:
         inputs = [f for f in layout.inputs(hour_ms) if len(f[0].spans) < MOST_SPANS]
         if hour_ms + HOUR_MS + _OPEN_MS < now_ms:
@@ -194,19 +222,24 @@ class IndexKeeper:
     def _unsorted(self, paths: Sequence[str]) -> Unsorted:
         """Returns the rows of files of the index."""
 
-        def opened() -> Iterator[pq.ParquetFile]:
+        def files() -> Iterator[pq.ParquetFile]:
             for path in paths:
                 with self._folder.filesystem.open_input_file(self._folder.full(path)) as source:
-                    yield pq.ParquetFile(source)
+                    with _named(path):
+                        file = pq.ParquetFile(source)
+                    yield file
 
         def groups(columns: list[str] | None) -> Iterator[pa.Table]:
-            for file in opened():
+            for path, file in zip(paths, files(), strict=True):
                 for number in range(file.num_row_groups):
                     self._go_on()
-                    yield file.read_row_group(number, columns=columns, use_threads=False)
+                    with _named(path):
+                        rows = file.read_row_group(number, columns=columns, use_threads=False)
+                        rows = rows if columns else with_all_columns(rows)
+                    yield rows
 
         return Unsorted(
-            sum(file.metadata.num_rows for file in opened()),
+            sum(file.metadata.num_rows for file in files()),
             lambda: (chunk for table in groups(["id"]) for chunk in table["id"].chunks),
             lambda: groups(None),
         )
@@ -272,6 +305,15 @@ class IndexKeeper:
     def _merged(self) -> None:
         pa.default_memory_pool().release_unused()
         self._health.merged()
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Says of which file it is what pyarrow says of a content."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise IndexUnreadableError(f"{path}: {error}") from error
 
 
 def _flat(groups: Iterable[list[BatchFile | MergedFile]]) -> list[BatchFile | MergedFile]:

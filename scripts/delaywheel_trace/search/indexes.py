@@ -20,6 +20,14 @@ CHUNK_FILES: Final = 64
 _LISTINGS: Final = 3
 """Files that are gone were merged: the folder is listed again, so often."""
 _ANY_TIME: Final = (0, 1 << 62)
+_TYPES: Final = {
+    "string": "VARCHAR",
+    "int64": "BIGINT",
+    "double": "DOUBLE",
+    "fixed_size_binary[16]": "BLOB",
+}
+COLUMNS: Final = {field.name: _TYPES[str(field.type)] for field in SCHEMA}
+"""Of events, with their types as DuckDB names them."""
 
 
 @dataclass(slots=True)
@@ -110,7 +118,7 @@ def search_indexes(
     until_s = time.monotonic() + timeout_s
     for _ in range(_LISTINGS):
         searched, chunks = _listed(uris, window)
-        asked = {**question, "limit": limit, "columns": SCHEMA.names, "identity": IDENTITY}
+        asked = {**question, "limit": limit, "columns": COLUMNS, "identity": IDENTITY}
         request = json.dumps({**asked, "chunks": [chunk.request for chunk in chunks]})
         if not chunks or _looked(searched, chunks, request, until_s - time.monotonic()):
             return searched

@@ -47,7 +47,11 @@ _ROUNDS: Final = 8
 """A look-up names what the next one looks for: an id its root, a root its retries."""
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-_FROM: Final = "FROM read_parquet($files, filename = true, hive_partitioning = false)"
+_FROM: Final = (
+    "FROM (FROM no_events UNION ALL BY NAME FROM read_parquet("
+    "$files, filename = true, hive_partitioning = false, union_by_name = true))"
+)
+"""A column that a file lacks is null there, also if all files lack it: `no_events` has it."""
 _CONDITIONS: Final = {
     "key": '"key" = $key',
     "tag": "list_contains(string_split(tags, ','), $tag)",
@@ -72,9 +76,9 @@ class Lookups:
     """One search.
 
     Args:
-        request: `chunks`, lists of paths with the place of their index; the `columns` of events,
-            and those of their `identity`; `id`, `place` or `having`, which is what rows have;
-            `limit`, of ways.
+        request: `chunks`, lists of paths with the place of their index; the `columns` of events
+            with their types, and those of their `identity`; `id`, `place` or `having`, which is
+            what rows have; `limit`, of ways.
     """
 
     def __init__(self, request: Mapping[str, Any]) -> None:
@@ -83,7 +87,7 @@ class Lookups:
             (index, paths) for index, paths in request["chunks"]
         ]
         self._index_of: Final = {path: index for index, paths in self._chunks for path in paths}
-        self._columns: Final[list[str]] = request["columns"]
+        self._columns: Final[Mapping[str, str]] = request["columns"]
         self._seen: set[tuple[Any, ...]] = set()
         self._ids: dict[str, bool] = {}
         self._roots: dict[str, bool] = {}
@@ -101,6 +105,8 @@ class Lookups:
             }
         )
         self._duckdb.execute("SET parquet_metadata_cache = true")
+        columns = ", ".join(f'"{name}" {kind}' for name, kind in self._columns.items())
+        self._duckdb.execute(f"CREATE TABLE no_events ({columns}, filename VARCHAR)")
 
     def run(self) -> None:
         """Searches, and says what it finds."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from delaywheel_trace.index.events import IDENTITY, of_rows, open_writer, write_merged
 from delaywheel_trace.index.folder import IndexFolder
@@ -27,11 +29,17 @@ Event = Mapping[str, Any]
 
 
 class IndexMaker:
-    """Writes batches of events one after another, and merges them."""
+    """Writes batches of events one after another, and merges them.
+
+    Attributes:
+        lacks: Columns that an earlier release did not know: files in which they are null do not
+            have them.
+    """
 
     def __init__(self, folder: Path, hour_ms: int) -> None:
         self.folder = IndexFolder(str(folder))
         self.hour_ms = hour_ms // HOUR_MS * HOUR_MS
+        self.lacks: Sequence[str] = ()
         self._batches: list[list[Event]] = []
         self._merged: list[int] = []
 
@@ -82,4 +90,7 @@ class IndexMaker:
             with open_writer(stream) as writer:
                 writer.write_table(rows)
 
+        lacks = [name for name in self.lacks if rows[name].null_count == len(rows)]
+        if lacks:
+            write = partial(pq.write_table, rows.drop_columns(lacks))
         self.folder.put(file.path, write)

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from delaywheel_audit.sources.ledger_files import LedgerFolder
-from delaywheel_trace.index.folder import IndexFolder
+from delaywheel_trace.index.events import SCHEMA
+from delaywheel_trace.index.folder import IndexFolder, IndexUnreadableError
 from delaywheel_trace.index.layout import (
     HOUR_MS,
     AcceptedFile,
@@ -109,6 +110,43 @@ def test_an_hour_that_is_over_becomes_one_set(kept: Kept) -> None:
     kept.keeper.step(LATER)
     assert kept.layout().stale == ()
     assert kept.names() == ["c"]
+
+
+def test_what_an_earlier_release_did_not_know_is_null(kept: Kept) -> None:
+    kept.maker.lacks = "forwarded_ms", "next_id"
+    kept.maker.batch(*ids(1))
+    kept.maker.batch({**ids(2)[0], "forwarded_ms": 5})
+    kept.keeper.step(LATER)
+    (file,) = kept.layout().counting
+    found = pq.read_table(kept.folder.full(file.path))
+    assert found["forwarded_ms"].to_pylist() == [None, 5]
+    assert found.schema.names == SCHEMA.names
+
+
+@pytest.mark.parametrize("wrong", ["damaged", "later"])
+def test_an_hour_that_cannot_be_merged_stays_and_others_go_on(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    kept.maker.batch(*ids(1))
+    file = kept.maker.batch(*ids(2))
+    path = kept.folder.full(file.path)
+    whole = pq.read_table(path)
+    if wrong == "damaged":
+        Path(path).write_bytes(b"PAR1 what somebody wrote PAR1")
+    else:
+        pq.write_table(whole.append_column("mood", [["well"]]), path)
+    kept.maker.hour_ms = HOUR + HOUR_MS
+    kept.maker.batch(*ids(3))
+    kept.publish("n1.1", [1])
+    later = LATER + HOUR_MS
+    with pytest.raises(IndexUnreadableError, match=file.path):
+        kept.keeper.step(later)
+    assert kept.names() == ["a", "b", "b", "c"]
+    kept.keeper.step(later)  # not tried again at once
+    pq.write_table(whole, path)
+    monkeypatch.setattr(keeping, "_AGAIN_S", 0.0)
+    kept.keeper.step(later)
+    assert (kept.names(), len(kept.seen())) == (["a", "c", "c"], 5)
 
 
 def test_batches_of_the_hour_are_merged_when_they_are_many(

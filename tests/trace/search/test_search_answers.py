@@ -237,7 +237,7 @@ def test_the_process_has_no_more_memory_than_it_may(
 ) -> None:
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _what, both: limits.append(both))
-    request = {"chunks": [], "id": ID, "columns": [], "identity": [], "limit": 1}
+    request = {"chunks": [], "id": ID, "columns": {"id": "BLOB"}, "identity": [], "limit": 1}
     monkeypatch.setattr(sys, "stdin", Stdin(json.dumps(request).encode()))
     lookups.main()
     assert limits == [(512 << 20, 512 << 20)]

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel_trace.index.events import IDENTITY, SCHEMA
-from delaywheel_trace.search.indexes import _listed
+from delaywheel_trace.index.events import IDENTITY
+from delaywheel_trace.search.indexes import COLUMNS, _listed
 from delaywheel_trace.search.lookups import Lookups
 from support.wheels.indexes import Event, IndexMaker
 
@@ -62,6 +62,15 @@ HAVING = st.fixed_dictionaries(
         "to_ms": st.integers(HOUR_MS, HOUR_MS + 6),
     },
 ).filter(bool)
+EARLIER = st.tuples(
+    # Of events with a number below this one an earlier release did not know these columns.
+    st.integers(0, 9),
+    st.lists(
+        st.sampled_from(["next_id", "root", "key", "tags", "group", "forwarded_ms", "share"]),
+        max_size=4,
+        unique=True,
+    ),
+)
 QUESTION = (
     st.sampled_from(IDS).map(lambda id_: {"id": id_.hex()})
     | st.integers(0, 2).map(lambda offset: {"place": ["t", 0, offset]})
@@ -70,12 +79,22 @@ QUESTION = (
 
 
 @settings(max_examples=40, deadline=None)
-@given(BATCHES, QUESTION, st.booleans())
+@given(BATCHES, EARLIER, QUESTION, st.booleans())
 def test_a_search_finds_what_a_scan_finds(
-    batches: list[list[Event]], question: dict[str, Any], is_merged: bool
+    batches: list[list[Event]],
+    earlier: tuple[int, list[str]],
+    question: dict[str, Any],
+    is_merged: bool,
 ) -> None:
+    below, unknown = earlier
+    nothing = dict.fromkeys(unknown)
+    batches = [
+        [{**event, **nothing} if event["number"] < below else event for event in batch]
+        for batch in batches
+    ]
     with tempfile.TemporaryDirectory() as folder:
         index = IndexMaker(Path(folder), HOUR_MS)
+        index.lacks = unknown
         for batch in batches:
             index.batch(*batch)
         if is_merged:
@@ -86,7 +105,7 @@ def test_a_search_finds_what_a_scan_finds(
 
 def searched(folder: str, question: dict[str, Any]) -> list[Any]:
     _, chunks = _listed([folder], None)
-    request = {**question, "limit": 100, "columns": SCHEMA.names, "identity": IDENTITY}
+    request = {**question, "limit": 100, "columns": COLUMNS, "identity": IDENTITY}
     request["chunks"] = [chunk.request for chunk in chunks]
     with redirect_stdout(io.StringIO()) as said:
         Lookups(json.loads(json.dumps(request))).run()
