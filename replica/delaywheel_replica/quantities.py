@@ -1,9 +1,11 @@
-"""Numbers for people: counts with their nouns, sizes, durations. Whatever prints one uses these."""
+"""Numbers for people: counts with nouns, sizes, durations, times. Whatever prints uses these."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SIZES: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -36,3 +38,18 @@ def about(ms: int) -> str:
         if ms >= least * of_ms:
             return f"{ms // of_ms:,} {unit}"
     return f"{ms} ms"
+
+
+def from_ms(ms: int) -> datetime:
+    """Converts Unix milliseconds to a time."""
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+def iso(ms: int) -> str:
+    """Formats Unix milliseconds as ISO 8601 in UTC."""
+    return from_ms(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def clock(slot: int) -> str:
+    """Formats a slot as ISO 8601 in UTC, without a fraction."""
+    return from_ms(slot * 1000).isoformat(timespec="seconds").replace("+00:00", "Z")

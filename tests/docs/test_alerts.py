@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel_replica.cli.printing import verdict as verdict_of_status
 from delaywheel_replica.config_sources import load_config
+from delaywheel_replica.judging import causes
+from delaywheel_replica.judging.sections import Section, of_kafka, of_refusal
 from delaywheel_replica.server.metrics.catalogue import METRICS
 from delaywheel_replica.server.metrics.metric import MetricType
 from delaywheel_trace.job.health import IndexHealth
@@ -91,27 +92,53 @@ def test_each_section_says_when_it_is_over() -> None:
         assert is_operators_task or "\n**Over when** " in text, heading
 
 
-def test_each_cause_that_the_status_names_leads_to_a_section() -> None:
-    said = {_text_of(node) for node in ast.walk(ast.parse(inspect.getsource(verdict_of_status)))}
-    said.discard(None)
-    named = {
-        re.compile(re.escape(re.sub(r"[A-Z_]{4,}", "X", text)).replace("…", ".*"))
-        for _, causes, _ in CAUSES
-        for text in re.findall(r"`([^`]*(?: |…)[^`]*)`", causes)
+def test_each_cause_that_is_told_leads_to_the_sections_that_the_table_names() -> None:
+    told = dict(filter(None, map(_told, ast.walk(ast.parse(inspect.getsource(causes))))))
+    named = [
+        (re.compile(re.escape(re.sub(r"[A-Z_]{4,}", "X", text)).replace("…", ".*")), heading)
+        for _, shown, section in CAUSES
+        for text in re.findall(r"`([^`]*(?: |…)[^`]*)`", shown)
         if text != "the control topic"
-    }
-    assert len(said) > 20
-    assert [text for text in said if text and not any(each.fullmatch(text) for each in named)] == []
-    assert [each for each in named if not any(text and each.fullmatch(text) for text in said)] == []
+        for heading in re.findall(r"\[(.+)\]", section)
+    ]
+    assert len(told) > 20
+    for text, section in told.items():
+        headings = [heading for each, heading in named if each.fullmatch(text)]
+        assert headings, text
+        # What depends on what it says, `of_kafka` and `of_refusal` find.
+        assert section is None or Section[section] in headings, text
+    assert [each for each, _ in named if not any(map(each.fullmatch, told))] == []
 
 
-def _text_of(node: ast.AST) -> str | None:
-    """A text that a generator yields, with X for what is put in; None: it is none."""
+def test_each_section_is_a_heading_of_the_table() -> None:
+    headings = {re.findall(r"\[(.+)\]", section)[0] for *_, section in CAUSES}
+    assert {*Section} <= headings
+
+
+@pytest.mark.parametrize(
+    ("said", "section"),
+    [
+        (of_kafka("topic orders: Topic authorization failed"), "No leader is elected"),
+        (of_kafka("_TIMED_OUT: Failed while waiting for controller"), "Kafka is away"),
+        (of_kafka("the control topic dw-control is missing"), "The control topic is missing"),
+        (of_kafka("it throttles the leader to about 1,000 bytes a second"), "Kafka throttles"),
+        (of_refusal("DISK_FULL", ""), "The disk is full"),
+        (of_refusal("DISK_STALLED", ""), "The disk hangs"),
+        (of_refusal("NO_WHEEL", "STORAGE_ROLLED_BACK: …"), "An older copy of a folder"),
+        (of_refusal("DRAINING", ""), "A node takes no messages"),
+    ],
+)
+def test_what_a_cause_says_decides_where_it_leads(said: Section, section: str) -> None:
+    assert said == section
+
+
+def _told(node: ast.AST) -> tuple[str, str | None] | None:
+    """The text of a cause, with X for what is put in, and its section; None: it is none."""
     match node:
-        case ast.Yield(ast.Constant(str(text))):
-            return text
-        case ast.Yield(ast.JoinedStr(parts)):
-            return "".join(str(p.value) if isinstance(p, ast.Constant) else "X" for p in parts)
+        case ast.Call(ast.Name("Cause"), [text, section]):
+            parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+            written = [str(p.value) if isinstance(p, ast.Constant) else "X" for p in parts]
+            return "".join(written), section.attr if isinstance(section, ast.Attribute) else None
         case _:
             return None
 

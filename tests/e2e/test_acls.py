@@ -24,7 +24,7 @@ from delaywheel.deadletters.selection import Selection
 from delaywheel.deadletters.topic import DeadLetterTopic
 from delaywheel.transactions import Half
 from delaywheel_replica.cleaner.kafka.brokers import VERIFICATION
-from delaywheel_replica.cli.printing.verdict import ClusterState, ClusterVerdict, verdict
+from delaywheel_replica.judging.verdict import ClusterState, ClusterVerdict, verdict
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import Node

@@ -13,6 +13,7 @@ from typing import Final
 
 from delaywheel.ingress import PLAUSIBLE_MS
 from delaywheel.levels import duration_ms
+from delaywheel_replica.quantities import from_ms
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ID_DIGITS: Final = re.compile(r"[0-9a-f]{32}")
@@ -131,24 +132,9 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def from_ms(ms: int) -> datetime:
-    """Converts Unix milliseconds to a time."""
-    return _EPOCH + timedelta(milliseconds=ms)
-
-
 def to_ms(moment: datetime) -> int:
     """Converts a time to Unix milliseconds."""
     return (moment - _EPOCH) // timedelta(milliseconds=1)
-
-
-def iso(ms: int) -> str:
-    """Formats Unix milliseconds as ISO 8601 in UTC."""
-    return from_ms(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def clock(slot: int) -> str:
-    """Formats a slot as ISO 8601 in UTC, without a fraction."""
-    return from_ms(slot * 1000).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _unix_ms(number: int) -> int:

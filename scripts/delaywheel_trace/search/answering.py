@@ -22,8 +22,9 @@ from delaywheel_replica.cli.asking.sdk_failures import failure_of
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import bytes_given, from_ms, iso
+from delaywheel_replica.cli.values import bytes_given
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.quantities import from_ms, iso
 from delaywheel_trace.index.events import ACCEPTED
 from delaywheel_trace.index.layout import HOUR_MS
 from delaywheel_trace.search.command import Target

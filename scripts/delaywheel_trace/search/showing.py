@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson, print_table
 from delaywheel_replica.cli.printing.text import note, say
-from delaywheel_replica.cli.values import iso
-from delaywheel_replica.quantities import about, counted
+from delaywheel_replica.quantities import about, counted, iso
 from delaywheel_trace.search.answering import NODES, Answer
 from delaywheel_trace.search.indexes import SearchedIndex
 from delaywheel_trace.search.ways import FORWARDED, NOW, ClockDifference, Event, Step, Way

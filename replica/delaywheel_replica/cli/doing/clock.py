@@ -14,8 +14,7 @@ from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import clock, iso
-from delaywheel_replica.quantities import about
+from delaywheel_replica.quantities import about, clock, iso
 
 DIFFERS_MS = 2_000
 """Machines whose clocks differ by more should be checked first."""

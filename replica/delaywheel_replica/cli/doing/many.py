@@ -28,8 +28,8 @@ from delaywheel_replica.cli.failures import CommandFailure, ExitCode, discard_ou
 from delaywheel_replica.cli.options import STANDARD_INPUT
 from delaywheel_replica.cli.printing.tables import print_ndjson
 from delaywheel_replica.cli.printing.text import note
-from delaywheel_replica.cli.values import from_ms, parse_duration, parse_id, parse_time
-from delaywheel_replica.quantities import counted
+from delaywheel_replica.cli.values import parse_duration, parse_id, parse_time
+from delaywheel_replica.quantities import counted, from_ms
 
 MOST_MESSAGES: Final = 5_000
 MOST_BYTES: Final = 8 * 1024 * 1024

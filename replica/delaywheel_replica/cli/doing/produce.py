@@ -17,7 +17,8 @@ from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import bytes_given, iso
+from delaywheel_replica.cli.values import bytes_given
+from delaywheel_replica.quantities import iso
 
 
 def produce(  # noqa: PLR0913 - as many as the command has

@@ -21,16 +21,22 @@ from delaywheel_replica.cli.printing.tables import (
     print_table,
 )
 from delaywheel_replica.cli.printing.text import clear_screen, say
-from delaywheel_replica.cli.printing.verdict import ClusterState, ClusterVerdict, verdict
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import clock, iso
-from delaywheel_replica.quantities import about, counted, size
+from delaywheel_replica.judging.verdict import ClusterState, ClusterVerdict, verdict
+from delaywheel_replica.quantities import about, clock, counted, iso, size
 
 _WHEEL_STATES = {
     "spare": "spare: an empty wheel for the node's next start",
     "fenced": "fenced: takes no more; its end is being determined",
 }
 """What is no everyday word; open and closed are."""
+
+_EXIT_CODES = {
+    ClusterState.OK: ExitCode.DONE,
+    ClusterState.DEGRADED: ExitCode.REFUSED,
+    ClusterState.DOWN: ExitCode.UNAVAILABLE,
+}
+"""What `--check` makes of a verdict."""
 
 _UNANSWERED = f"{ClusterState.DOWN}: no node that was asked answers"
 _WATCH_S = 2.0
@@ -73,7 +79,7 @@ def status(
         print_json(_shape(answer, found))
     else:
         _show(answer, found, short=short)
-    return found.state.exit_code if check else ExitCode.DONE
+    return _EXIT_CODES[found.state] if check else ExitCode.DONE
 
 
 def _watch(server: Nodes, timeout_s: float, *, short: bool, as_json: bool) -> ExitCode:
@@ -125,14 +131,18 @@ def _waited_for(wanted: str, server: Nodes, timeout_s: float) -> pb.DescribeClus
             found = verdict(answer)
             if found.state in {ClusterState.OK, least}:
                 return answer
-            line, code = found.line, found.state.exit_code
+            line, code = found.line, _EXIT_CODES[found.state]
         if time.monotonic() + _LOOK_S > deadline:
             raise CommandFailure("NOT_REACHED", f"after {timeout_s:g} s: {line}", code)
         time.sleep(_LOOK_S)
 
 
 def _shape(answer: pb.DescribeClusterResponse, found: ClusterVerdict) -> dict[str, Any]:
-    return {"verdict": found.state, "causes": [*found.causes], **shapes.cluster(answer)}
+    return {
+        "verdict": found.state,
+        "causes": [cause.text for cause in found.causes],
+        **shapes.cluster(answer),
+    }
 
 
 def _show(answer: pb.DescribeClusterResponse, found: ClusterVerdict, *, short: bool) -> None:
@@ -164,7 +174,7 @@ def _print(answer: pb.DescribeClusterResponse, found: ClusterVerdict) -> None:
         ["node", "address", "role", "takes messages", "elections", "in-sync changes"],
         [_member_cells(member) for member in answer.members],
     )
-    shown = [*found.unnamed, *_verifying(answer)]
+    shown = [*(cause.text for cause in found.unnamed), *_verifying(answer)]
     if shown:
         print()
     for line in shown:

@@ -8,7 +8,7 @@ from typing import Any
 from delaywheel.deadletters import Letter, LetterCounts, LetterState, Mark, Settled
 from delaywheel_replica.cli.printing.tables import print_table
 from delaywheel_replica.cli.printing.text import base64_of, bytes_text, one_line
-from delaywheel_replica.cli.values import iso
+from delaywheel_replica.quantities import iso
 
 COLUMNS = ("place", "since", "reason", "topic", "bytes")
 COLUMNS_WITH_STATE = (*COLUMNS, "state")

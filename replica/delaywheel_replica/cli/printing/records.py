@@ -9,8 +9,7 @@ from confluent_kafka import Message
 
 from delaywheel.record_headers import COMMITTED, DELIVERED_HEADERS, headers_of
 from delaywheel_replica.cli.printing.text import base64_of, bytes_text, one_line
-from delaywheel_replica.cli.values import iso
-from delaywheel_replica.quantities import about
+from delaywheel_replica.quantities import about, iso
 
 
 class _Delivery(NamedTuple):

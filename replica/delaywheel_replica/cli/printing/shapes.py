@@ -12,7 +12,7 @@ from delaywheel.ingress import id_to_send_again
 from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.printing.text import base64_of
-from delaywheel_replica.cli.values import iso
+from delaywheel_replica.quantities import iso
 
 
 def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:

@@ -11,23 +11,23 @@ from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.doing.checking.items import CheckedItem, fault, ok, warning
-from delaywheel_replica.cli.printing.verdict import verdict
 from delaywheel_replica.config import Config
+from delaywheel_replica.judging.causes import Cause
+from delaywheel_replica.judging.verdict import verdict
 from delaywheel_replica.quantities import about, counted
 
 _HTTP_S: Final = 5.0
 _LATE_LOOP_S: Final = 0.2
 _LOOP: Final = re.compile(r"^delaywheel_loop_lag_max_seconds (\S+)$", re.MULTILINE)
-_RUNBOOK: Final = "look for it in docs/RUNBOOK.md"
 
 
 def cluster_items(config: Config, answer: pb.DescribeClusterResponse) -> Iterator[CheckedItem]:
     """Judges the status of all nodes."""
     found = verdict(answer)
     for cause in found.down:
-        yield fault("cluster", cause, _RUNBOOK)
+        yield fault("cluster", cause.text, _in_runbook(cause))
     for cause in found.troubles:
-        yield warning("cluster", cause, _RUNBOOK)
+        yield warning("cluster", cause.text, _in_runbook(cause))
     if not found.causes:
         yield ok("cluster", f"{found.line}, as {answer.node} sees it")
     reports = {member.node: member.report for member in answer.members if member.HasField("report")}
@@ -42,6 +42,10 @@ def cluster_items(config: Config, answer: pb.DescribeClusterResponse) -> Iterato
     if letters:
         text = f"{counted(letters, 'message')} since the nodes started"
         yield warning("dead letters", text, "delaywheel dead list says why; then replay or drop")
+
+
+def _in_runbook(cause: Cause) -> str:
+    return f"docs/RUNBOOK.md, under {cause.section}"
 
 
 def _clocks(config: Config, answer: pb.DescribeClusterResponse) -> Iterator[CheckedItem]:

@@ -18,8 +18,7 @@ from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import clock, iso
-from delaywheel_replica.quantities import counted
+from delaywheel_replica.quantities import clock, counted, iso
 
 _MESSAGES_PER_CALL = 1_000
 _SHOWN = 20

@@ -13,7 +13,7 @@ from delaywheel_replica.cli.printing.messages import content_text
 from delaywheel_replica.cli.printing.tables import print_facts, print_json
 from delaywheel_replica.cli.printing.text import bytes_text
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import iso
+from delaywheel_replica.quantities import iso
 
 _BY_OWN_DUE = "; if it was committed, its topic, id and own due find it"
 _UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"

@@ -12,7 +12,7 @@ from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import iso
+from delaywheel_replica.quantities import iso
 
 _WHY_NOT: Final = {
     RescheduleOutcome.RESCHEDULED: "its new due is not known: repeat the command",

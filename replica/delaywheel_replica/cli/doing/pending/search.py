@@ -16,8 +16,8 @@ from delaywheel_replica.cli.printing.messages import print_messages
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.printing.text import note
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import bytes_given, clock
-from delaywheel_replica.quantities import counted, size
+from delaywheel_replica.cli.values import bytes_given
+from delaywheel_replica.quantities import clock, counted, size
 
 _MESSAGES_PER_CALL = 1_000
 

@@ -20,8 +20,7 @@ from delaywheel_replica.cli.printing.tables import (
 )
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import clock, iso
-from delaywheel_replica.quantities import counted
+from delaywheel_replica.quantities import clock, counted, iso
 
 SLOTS_PER_CALL = 10_000
 MESSAGES_PER_CALL = 1_000
