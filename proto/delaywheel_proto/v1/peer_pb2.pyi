@@ -550,7 +550,7 @@ class LeaderTerm(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class FillsEntry(_message.Message):
+    class LimitsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -571,7 +571,7 @@ class LeaderTerm(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
-    FILLS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     HALVES_OBJECTION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     halves_objection: _builtins.str
@@ -579,7 +579,7 @@ class LeaderTerm(_message.Message):
     @_builtins.property
     def fences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fence]: ...
     @_builtins.property
-    def fills(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+    def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Wheel -> seq."""
 
     def __init__(
@@ -587,12 +587,12 @@ class LeaderTerm(_message.Message):
         *,
         epoch: _builtins.int = ...,
         fences: _abc.Iterable[Global___Fence] | None = ...,
-        fills: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        limits: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         halves_objection: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fences", b"fences", "fills", b"fills", "halves_objection", b"halves_objection"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fences", b"fences", "halves_objection", b"halves_objection", "limits", b"limits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

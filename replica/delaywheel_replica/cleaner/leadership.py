@@ -147,7 +147,7 @@ class Leadership:
         self._written_reschedules: dict[MessageKey, RescheduleWritten] = {}
         self._fence_answers: tuple[FenceAnswer, ...] = ()
         self._fences: tuple[Fence, ...] = ()
-        self._fills: Mapping[WheelId, int] = {}
+        self._limits: Mapping[WheelId, int] = {}
         self._floor_wait: FloorWait | None = None
         self._commit_wanted = False
         self.asked_s = float("-inf")
@@ -320,7 +320,7 @@ class Leadership:
             throttled=self._throttled(),
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
-            fills=self._fills,
+            limits=self._limits,
             prevote_request=self._election.prevote_request,
             stands=self._election.phase in CANDIDATE and self._candidacy.is_answered,
             ingress_slot=unread_bound(self._shown.ingress.values())
@@ -533,7 +533,7 @@ class Leadership:
             self._forwarder = None
             self._follower.restart()
         self._candidacy.destroy()
-        self._fences, self._fills, self._floor_wait = (), {}, None
+        self._fences, self._limits, self._floor_wait = (), {}, None
         self._replacements = {}
         self._set_back_from = None
         self._proposals, self._written_reschedules = {}, {}
@@ -671,7 +671,7 @@ class Leadership:
         with self._waits_for_kafka() as timeout_ms:
             done = forwarder.transact(planned, situation, timeout_ms)
         self._commit_wanted = False
-        self._fences, self._fills = tuple(done.duties.fences), done.duties.fills
+        self._fences, self._limits = tuple(done.duties.fences), done.duties.limits
         self._floor_wait = done.duties.floor_wait
         self._error = None if done.verdict.is_committed else done.cause
         if done.verdict.is_committed:

@@ -70,7 +70,7 @@ class View:
     warnings: tuple[str, ...] = ()
     unreadable: FrameSet = NO_FRAMES
     fences: tuple[Fence, ...] = ()
-    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    limits: Mapping[WheelId, int] = field(default_factory=dict)
     prevote_request: PrevoteRequest | None = None
     stands: bool = False
     ingress_slot: int | None = None
@@ -95,7 +95,7 @@ class View:
             kafka_error=self.error,
             kafka_warnings=self.warnings,
             fences=self.fences,
-            fills=self.fills,
+            limits=self.limits,
             prevote_request=self.prevote_request,
             stands=self.stands,
             unreadable=self.unreadable,

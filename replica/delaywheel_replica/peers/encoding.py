@@ -303,7 +303,7 @@ def _term(term: LeaderTerm) -> pb.LeaderTerm:
     return pb.LeaderTerm(
         epoch=term.epoch,
         fences=[pb.Fence(origin=fence.origin, upto=fence.upto) for fence in term.fences],
-        fills={str(wheel): seq for wheel, seq in term.fills.items()},
+        limits={str(wheel): seq for wheel, seq in term.limits.items()},
         halves_objection=term.halves_objection or "",
     )
 
@@ -312,7 +312,7 @@ def _read_term(wire: pb.LeaderTerm) -> LeaderTerm:
     return LeaderTerm(
         epoch=wire.epoch,
         fences=tuple(Fence(fence.origin, fence.upto) for fence in wire.fences),
-        fills={parse_wheel(wheel): seq for wheel, seq in wire.fills.items()},
+        limits={parse_wheel(wheel): seq for wheel, seq in wire.limits.items()},
         halves_objection=wire.halves_objection or None,
     )
 

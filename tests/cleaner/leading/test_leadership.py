@@ -470,12 +470,12 @@ def test_a_left_wheel_is_closed_by_the_answers_and_beats_of_the_others(place: Pl
     )
     place.until(lambda: place.view.fences == (Fence("a", 1),))
     place.answers = (answer("b", 7), answer("c", 5))
-    place.until(lambda: place.view.fills == {A1: 7})
+    place.until(lambda: place.view.limits == {A1: 7})
     assert place.view.state.wheels[A1].closed_at is None
     place.heartbeats["b"] = heartbeat("b", draining=True, wheels={A1: wheel_heartbeat(7)})
     place.heartbeats["c"] = heartbeat("c", draining=True, wheels={A1: wheel_heartbeat(7)})
     place.until(lambda: place.view.state.wheels[A1].closed_at == 7)
-    place.until(lambda: (place.view.fences, place.view.fills) == ((), {}))
+    place.until(lambda: (place.view.fences, place.view.limits) == ((), {}))
 
 
 def test_what_was_wanted_in_term_is_wanted_no_more_when_it_is_left(place: Place) -> None:

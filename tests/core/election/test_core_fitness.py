@@ -110,11 +110,11 @@ def test_what_is_promised_is_wanted_up_to_its_fill_and_what_is_closed_up_to_its_
     a, own = reported("a", 9, high_watermark=9), reported("b", 7)
     promise = FenceAnswer("b", own.storage, Fence("a", 1), {A1: 7})
     others = FenceAnswer("c", "disk-c", Fence("a", 1), {A1: 7})
-    filled = ControlState(wheels={A1: replace(RECORD, fill=8)})
+    limited = ControlState(wheels={A1: replace(RECORD, limit=8)})
     closed = ControlState(wheels={A1: replace(RECORD, closed_at=8)})
     assert not lags(own, a, answers=(promise,))
     assert lags(own, a, answers=(others,))
-    assert lags(own, a, answers=(promise,), state=filled)
+    assert lags(own, a, answers=(promise,), state=limited)
     assert lags(own, a, answers=(promise,), state=closed)
     assert not lags(reported("b", 8), a, answers=(promise,), state=closed)
 

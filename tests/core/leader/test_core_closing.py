@@ -8,9 +8,9 @@ from delaywheel_replica.core.leader.closing import (
     Close,
     HoldersWanted,
     closing,
-    committed_fills,
+    committed_limits,
     fences_wanted,
-    fills_wanted,
+    limits_wanted,
     wheels_to_close,
 )
 from delaywheel_replica.core.leader.holders import held_by
@@ -147,20 +147,20 @@ BOTH = [answer("a", 7), answer("b", 5)]
 
 def test_no_end_is_below_what_was_taken_account_of_or_filled() -> None:
     assert closing(A1, THREE, BOTH, ALL_HOLD, taken=8) == Close(8)
-    filled = registered(wheel_record_of("a", "b", "c", min_insync=2, fill=9))
-    assert closing(A1, filled, BOTH, ALL_HOLD, taken=8) == Close(9)
+    limited = registered(wheel_record_of("a", "b", "c", min_insync=2, limit=9))
+    assert closing(A1, limited, BOTH, ALL_HOLD, taken=8) == Close(9)
 
 
 def test_an_old_answer_does_not_end_a_wheel_below_what_was_filled_since() -> None:
-    """c took seq 1 by a fill after its answer, and the frame was acknowledged with that."""
+    """c took seq 1 within the limit after its answer, and the frame was acknowledged with that."""
     state = registered(wheel_record_of("a", "b", "c", min_insync=3))
     found = closing(A1, state, [answer("b", 1)], holding(a=1, b=1, c=0), taken=0)
     assert found == HoldersWanted(1)
-    assert committed_fills(state) == {}  # not before it is committed
-    (record,) = fills_wanted(state, {A1: found}).values()
+    assert committed_limits(state) == {}  # not before it is committed
+    (record,) = limits_wanted(state, {A1: found}).values()
     state = state.apply_all([wheel_record(A1, record)])
-    assert committed_fills(state) == {A1: 1}
-    assert fills_wanted(state, {A1: found}) == {}
+    assert committed_limits(state) == {A1: 1}
+    assert limits_wanted(state, {A1: found}) == {}
     assert closing(A1, state, [answer("c", 0)], holding(a=1, b=1, c=1), taken=0) == Close(1)
 
 
@@ -272,7 +272,7 @@ def test_without_a_beat_nothing_is_left() -> None:
 def test_a_closed_wheel_is_not_closed_again() -> None:
     state = state_of(A1).apply_all([wheel_record(A1, wheel_record_of(closed_at=3))])
     assert wheels_to_close(state, {"a": heartbeat(last_number=1)}, {"a"}) == []
-    assert committed_fills(state.apply_all([wheel_record(A1, wheel_record_of(fill=3))])) == {}
+    assert committed_limits(state.apply_all([wheel_record(A1, wheel_record_of(limit=3))])) == {}
 
 
 def test_one_fence_for_all_that_a_node_left_and_none_once_answered() -> None:

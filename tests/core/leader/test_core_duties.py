@@ -298,7 +298,7 @@ def test_the_end_is_not_below_v_of_the_transaction_itself() -> None:
     assert duties(state, state.progress, FloorWatch(), CLUSTER, situation).closed == {A1: 5}
 
 
-def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_reported_only_then() -> None:
+def test_an_end_that_too_few_hold_is_committed_as_a_limit_and_reported_only_then() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: s}) for n, s in (("b", 7), ("c", 4))]
     few = [
@@ -307,18 +307,18 @@ def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_reported_only_then(
         using("c", 1, wheels={A1: wheel_heartbeat(4)}),
     ]
     found = look_at(state, *few, answers=answers)
-    assert (keys(found), found.fills, found.fences) == (["wheel/a.1"], {}, [])
+    assert (keys(found), found.limits, found.fences) == (["wheel/a.1"], {}, [])
     state = state.apply_all(found.records)
-    assert state.wheels[A1] == replace(ABC, fill=7)
+    assert state.wheels[A1] == replace(ABC, limit=7)
     found = look_at(state, *few, answers=answers)
-    assert (keys(found), found.fills) == ([], {A1: 7})
-    # A new leader has no answers yet; what was filled stays.
+    assert (keys(found), found.limits) == ([], {A1: 7})
+    # A new leader has no answers yet; the limit stays.
     found = look_at(state, *few)
-    assert (found.fills, found.fences) == ({A1: 7}, [Fence("a", 1)])
+    assert (found.limits, found.fences) == ({A1: 7}, [Fence("a", 1)])
     enough = [*few[:2], using("c", 1, wheels={A1: wheel_heartbeat(7)})]
     found = look_at(state, *enough, answers=answers)
     assert found.closed == {A1: 7}
-    assert look_at(state.apply_all(found.records), *enough).fills == {}
+    assert look_at(state.apply_all(found.records), *enough).limits == {}
 
 
 def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:

@@ -116,8 +116,8 @@ def test_a_committed_fill_says_that_it_was_written() -> None:
     lacks = {(A1, 5): ALL, (A1, 6): ALL}
     heartbeats = [holder(node, applied=3) for node in "abc"]
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
-    filled = replace(STATE, wheels={A1: replace(STATE.wheels[A1], fill=5)})
-    assert frames_lost(filled, {}, sought(*heartbeats, lacks=lacks)) == of_a1(5)
+    limited = replace(STATE, wheels={A1: replace(STATE.wheels[A1], limit=5)})
+    assert frames_lost(limited, {}, sought(*heartbeats, lacks=lacks)) == of_a1(5)
 
 
 def test_each_is_recorded_once_in_order_and_only_of_registered_wheels() -> None:

@@ -46,7 +46,7 @@ RECORD = WheelRecord(THREE, 2, 0)
             0,
         ),
         (state_of(RECORD, taken=7, lost=frozenset({1, 7})), {}, 5),
-        (state_of(replace(RECORD, fill=9)), {"b": wheel_heartbeat(5)}, 4),
+        (state_of(replace(RECORD, limit=9)), {"b": wheel_heartbeat(5)}, 4),
         (state_of(replace(RECORD, closed_at=6)), {"b": wheel_heartbeat(5)}, 1),
         (state_of(RECORD), {"b": replace(wheel_heartbeat(5), high_watermark=8)}, 3),
     ],

@@ -541,10 +541,10 @@ def test_a_published_ledger_is_reported() -> None:
 
 def test_a_term_is_reported_only_while_the_cleaner_lives() -> None:
     node = alone()
-    node.cleaner_reports(node.cleaner(role=Role.LEADING, fences=(Fence("b", 1),), fills={A1: 2}))
+    node.cleaner_reports(node.cleaner(role=Role.LEADING, fences=(Fence("b", 1),), limits={A1: 2}))
     term = node.status().heartbeat.term
     assert term is not None
-    assert (term.epoch, term.fences, term.fills) == (7, (Fence("b", 1),), {A1: 2})
+    assert (term.epoch, term.fences, term.limits) == (7, (Fence("b", 1),), {A1: 2})
     node.tick(1_000)
     assert node.status().heartbeat.term is None
 

@@ -355,7 +355,7 @@ def test_what_is_lost_at_an_end_is_not_fetched() -> None:
 def test_a_committed_fill_in_the_registry_counts_as_one_that_was_reported() -> None:
     node = _mirror_of_b(held=2)
     node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
-    node.cleaner_reports(node.cleaner({B1: record_of(fill=3)}))
+    node.cleaner_reports(node.cleaner({B1: record_of(limit=3)}))
     node.tick()
     assert messages(node, Fetch) == [("c", Fetch(1, B1, 3, 3))]
     node.receive("c", frames_of(B1, 3, 5, request=1))

@@ -16,9 +16,9 @@ from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel_replica.core.leader.closing import (
     Close,
     closing,
-    committed_fills,
+    committed_limits,
     fences_wanted,
-    fills_wanted,
+    limits_wanted,
     wheels_to_close,
 )
 from delaywheel_replica.core.leader.registration import Registered, register
@@ -147,7 +147,7 @@ class Members(RuleBasedStateMachine):
             wheel: closing(wheel, state, status.answers, heartbeats, taken=0)
             for wheel in wheels_to_close(state, heartbeats, () if silent is None else silent)
         }
-        changed = dict(fills_wanted(state, results))
+        changed = dict(limits_wanted(state, results))
         for wheel, result in results.items():
             if isinstance(result, Close):
                 self.check_end(wheel, result.final_seq)
@@ -159,7 +159,7 @@ class Members(RuleBasedStateMachine):
                 dict(self.control.wheels),
                 role=Role.LEADING,
                 fences=tuple(fences_wanted(results)),
-                fills=committed_fills(state),
+                limits=committed_limits(state),
             )
         )
         self.world.collect()
@@ -220,7 +220,7 @@ class Members(RuleBasedStateMachine):
                 if wheel.number > node.store.state.fenced.get(wheel.node, 0):
                     continue
                 record = self.control.wheels[wheel]
-                allowed = max(record.fill, record.closed_at or 0)
+                allowed = max(record.limit, record.closed_at or 0)
                 end = max(seqs, default=0)
                 before = self.promised.setdefault((name, wheel), end)
                 assert end <= max(before, allowed), f"{name} took {wheel} {end}"

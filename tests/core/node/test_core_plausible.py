@@ -100,7 +100,7 @@ def frames_with(
         (of_b(wheels={B1: wheel_heartbeat(9, missing=SeqSet.of([0, 3]))}), "missing"),
         (of_b(wheels={B1: wheel_heartbeat(999, missing=SeqSet.of(range(1, 200, 2)))}), "missing"),
         (of_b(term=LeaderTerm(1, (Fence("b", 10**18),))), "wheel number"),
-        (of_b(term=LeaderTerm(1, (), {B1: HUGE})), "fill"),
+        (of_b(term=LeaderTerm(1, (), {B1: HUGE})), "limit"),
         (Gossip(heartbeat_of("b"), (heartbeat_of("c", floor=HUGE),)), "floor"),
         (frames_with(replace(CARD, wheel=X1)), "not its own"),
         (frames_with(replace(CARD, min_insync=4)), "4 of 3 members"),

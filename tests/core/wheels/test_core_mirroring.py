@@ -35,19 +35,19 @@ def judged(
     node: str = "b",
     own_open: WheelId | None = None,
     fenced_upto: int = 0,
-    fill: int | None = None,
+    limit: int | None = None,
     closed_at: int | None = None,
 ) -> MirrorVerdict:
     held = None if applied is None else HeldWheel(CARD, applied, 0, SeqSet.of(missing))
     promises = Fencing()
-    promises.filled({} if fill is None else {CARD.wheel: fill})
+    promises.limited({} if limit is None else {CARD.wheel: limit})
     state = NodeState(node, "test", storage, "boot", fenced={A2.node: fenced_upto})
     return judge(
         frames_of(seqs, request),
         held,
         is_holder=CARD.members.get(node) == storage,
         own_open=own_open,
-        fill=promises.fill(CARD.wheel, state),
+        limit=promises.limit(CARD.wheel, state),
         closed_at=closed_at,
     )
 
@@ -130,16 +130,16 @@ def test_a_promise_about_an_earlier_wheel_is_none_about_this_one() -> None:
 
 @pytest.mark.parametrize(("request_number", "refused"), [(PUSHED, True), (FETCHED, False)])
 def test_a_fill_is_taken_and_no_more(request_number: int, refused: bool) -> None:
-    verdict = judged([4, 5, 6], request_number, applied=3, fenced_upto=2, fill=5)
+    verdict = judged([4, 5, 6], request_number, applied=3, fenced_upto=2, limit=5)
     assert verdict == MirrorVerdict(mirror=frames_of([4, 5], PUSHED).frames, refused=refused)
 
 
 def test_a_fill_within_what_is_promised_away_is_not_refused() -> None:
-    assert not judged([4, 5], applied=3, fenced_upto=2, fill=5).refused
+    assert not judged([4, 5], applied=3, fenced_upto=2, limit=5).refused
 
 
 def test_a_fill_of_a_wheel_that_is_not_promised_away_limits_nothing() -> None:
-    assert seqs_of(judged([4, 5], applied=3, fill=4).mirror) == [4, 5]
+    assert seqs_of(judged([4, 5], applied=3, limit=4).mirror) == [4, 5]
 
 
 @pytest.mark.parametrize("fenced_upto", [0, 2])
@@ -149,7 +149,7 @@ def test_a_closed_wheel_is_taken_to_its_end(
 ) -> None:
     """Whatever was promised, and whatever a leader requested before."""
     verdict = judged(
-        [4, 5, 6], request_number, applied=3, fenced_upto=fenced_upto, fill=9, closed_at=5
+        [4, 5, 6], request_number, applied=3, fenced_upto=fenced_upto, limit=9, closed_at=5
     )
     assert verdict == MirrorVerdict(mirror=frames_of([4, 5], PUSHED).frames, refused=refused)
 
@@ -174,7 +174,7 @@ seq_sets = st.sets(st.integers(1, 9))
     applied=st.integers(0, 7),
     missing=seq_sets,
     fenced=st.booleans(),
-    fill=st.none() | st.integers(0, 9),
+    limit=st.none() | st.integers(0, 9),
     closed_at=st.none() | st.integers(0, 9),
     pushed=st.booleans(),
 )
@@ -183,7 +183,7 @@ def test_frames_one_by_one(
     applied: int,
     missing: set[int],
     fenced: bool,
-    fill: int | None,
+    limit: int | None,
     closed_at: int | None,
     pushed: bool,
 ) -> None:
@@ -194,13 +194,13 @@ def test_frames_one_by_one(
         applied=applied,
         missing=tuple(sorted(missing)),
         fenced_upto=2 if fenced else 1,
-        fill=fill,
+        limit=limit,
         closed_at=closed_at,
     )
     rows, held, refused = applied, set(range(1, applied + 1)) - missing, False
     for seq in sorted(seqs):
         is_free = closed_at is None and not fenced
-        is_allowed = is_free or seq <= (fill or 0 if closed_at is None else closed_at)
+        is_allowed = is_free or seq <= (limit or 0 if closed_at is None else closed_at)
         refused |= pushed and not is_allowed
         is_hole = seq in missing and (closed_at is None or seq <= closed_at)
         if is_hole or (is_allowed and seq == rows + 1):

@@ -50,7 +50,7 @@ RULES = frozenset(
         "fenced members take no more",
         "promises outlive crashes",
         "who fences itself stops",
-        "a fill is committed before it is sent",
+        "a limit is committed before it is sent",
         "a crash makes incomplete",
         "complete again by what the origin has written",
         "answers of an earlier boot do not count",
@@ -100,7 +100,7 @@ class State(NamedTuple):
         written: the last seq.
         acknowledged: the greatest seq.
         taken: V.
-        fill: the greatest fill that was ever sent.
+        limit: the greatest limit that was ever sent.
         end: T, or OPEN.
         end_moved: a second close counted.
         is_thin: a frame was acknowledged that fewer than W members held, as far as the origin could
@@ -117,7 +117,7 @@ class State(NamedTuple):
     acknowledged: int = 0
     is_thin: bool = False
     taken: int = 0
-    fill: int = 0
+    limit: int = 0
     end: int = OPEN
     end_moved: bool = False
     held_at_end: int = 0
@@ -167,9 +167,9 @@ class WheelModel:
             if index < 2 or member != state.members[index - 1]:
                 yield from self._moves_of_member(state, index)
         if state.end == OPEN:
-            for fill in self._ends(state):
-                if fill > state.fill:
-                    yield f"filled up to {fill}", self._settled(state._replace(fill=fill))
+            for limit in self._ends(state):
+                if limit > state.limit:
+                    yield f"limit {limit}", self._settled(state._replace(limit=limit))
             yield from self._closed(state)
 
     def _moves_of_origin(self, state: State) -> Iterator[tuple[str, State]]:
@@ -220,7 +220,7 @@ class WheelModel:
             return False
         if not member.is_fenced or not self._holds("fenced members take no more"):
             return True
-        return seq <= max(state.fill, state.end)
+        return seq <= max(state.limit, state.end)
 
     def _promised(self, state: State, index: int) -> State:
         if index == 0 and self._holds("who fences itself stops"):
@@ -296,7 +296,7 @@ class WheelModel:
                 member._replace(answers=(), is_complete=True, end_reported=UNKNOWN)
                 for member in members
             ]
-            state = state._replace(fill=0, crashes=0, replacements=0)
+            state = state._replace(limit=0, crashes=0, replacements=0)
         members[1:] = sorted(members[1:])
         return state._replace(members=tuple(members))
 
@@ -342,12 +342,12 @@ class WheelModel:
         )
 
     def _ends(self, state: State) -> frozenset[int]:
-        """Returns where it may be closed now: not below V, nor below a committed fill."""
-        fill = state.fill if self._holds("a fill is committed before it is sent") else 0
+        """Returns where it may be closed now: not below V, nor below a committed limit."""
+        limit = state.limit if self._holds("a limit is committed before it is sent") else 0
         answered = [(member.answers, member.is_replaced) for member in state.members]
         answered[1:] = sorted(answered[1:])  # alike for the decision, however else they differ
         answers, replaced = zip(*answered, strict=True)
-        return ends(answers, replaced, self.min_insync, state.taken, fill)
+        return ends(answers, replaced, self.min_insync, state.taken, limit)
 
 
 @cache
@@ -391,7 +391,7 @@ def ends(
     replaced: tuple[bool, ...],
     min_insync: int,
     taken: int,
-    fill: int,
+    limit: int,
 ) -> frozenset[int]:
     """Returns every end at which a leader with some of these answers may close.
 
@@ -399,7 +399,7 @@ def ends(
     to the end is assumed: whether they do was perhaps reported before a crash.
     """
     found = {
-        end_with(committed, heard, min_insync, taken, fill)
+        end_with(committed, heard, min_insync, taken, limit)
         for committed in product(*[(False, True) if again else (False,) for again in replaced])
         for heard in product(*[(None, *of_member) for of_member in answers])
     }
@@ -412,14 +412,14 @@ def end_with(
     heard: tuple[Answer | None, ...],
     min_insync: int,
     taken: int,
-    fill: int,
+    limit: int,
 ) -> int | None:
     """Returns the end at which a leader closes that has heard these; None: it wants to hear more.
 
     Asked again and again for the same: answers of different states are subsets of few.
     """
     nodes = NODES[: len(heard)]
-    record = WheelRecord(dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, fill=fill)
+    record = WheelRecord(dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, limit=limit)
     known = {
         node: NodeRecord(SECOND if new else FIRST, WHEEL.number)
         for node, new in zip(nodes, replaced, strict=True)

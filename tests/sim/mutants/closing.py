@@ -89,8 +89,8 @@ def fills_before_they_are_committed() -> list[Patch]:
         return {}
 
     return [
-        everywhere(closing.fills_wanted, wanted),
-        everywhere(closing.committed_fills, lambda _state: dict(sent)),
+        everywhere(closing.limits_wanted, wanted),
+        everywhere(closing.committed_limits, lambda _state: dict(sent)),
     ]
 
 
@@ -179,7 +179,7 @@ CLOSING = {
         "disks were exchanged in turn|alone ever held|was never delivered",
         ("exchanged_in_turn",),
     ),
-    "fills are sent before they are committed": Mutant(
+    "limits are sent before they are committed": Mutant(
         "members may fetch up to an end that another leader does not know of",
         fills_before_they_are_committed,
         "is closed at|acknowledges",

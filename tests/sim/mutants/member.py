@@ -120,7 +120,7 @@ def takes_what_it_has_fenced() -> list[Patch]:
     real = mirrors.judge
 
     def judge(*frames: Any, **stand: Any) -> MirrorVerdict:
-        return real(*frames, **{**stand, "fill": None})
+        return real(*frames, **{**stand, "limit": None})
 
     return [everywhere(real, judge)]
 
@@ -130,7 +130,7 @@ def fetches_what_it_has_fenced() -> list[Patch]:
     real = mirrors.judge
 
     def judge(frames: Frames, held: HeldWheel | None, **stand: Any) -> MirrorVerdict:
-        return real(frames, held, **(stand | {"fill": None} if frames.request else stand))
+        return real(frames, held, **(stand | {"limit": None} if frames.request else stand))
 
     def limit(self: Mirrors, wheel: WheelId) -> int:
         closed_at = self._closed_at(wheel)

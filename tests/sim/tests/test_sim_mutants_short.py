@@ -30,7 +30,7 @@ QUICK = (
     "every cancel is too late",
     "every commit is left to the check",
     "what was cancelled becomes a dead letter",
-    "fills are sent before they are committed",
+    "limits are sent before they are committed",
     "promises are not durable",
     "takes before it holds V",
     "the floor ignores spares",

@@ -86,12 +86,12 @@ def record_of(
     min_insync: int | None = None,
     seal_slot: int = 0,
     closed_at: int | None = None,
-    fill: int = 0,
+    limit: int = 0,
 ) -> WheelRecord:
     """A registered wheel of nodes with one-letter names."""
     members = {node: disk_of(node) for node in nodes}
     least = len(nodes) // 2 + 1 if min_insync is None else min_insync
-    return WheelRecord(members, least, seal_slot, closed_at, fill)
+    return WheelRecord(members, least, seal_slot, closed_at, limit)
 
 
 def state_of(node: str, **values: object) -> NodeState:
@@ -327,7 +327,7 @@ class FakeNode:
         floor: int | None = None,
         control_offset: int = 1,
         fences: tuple[Fence, ...] = (),
-        fills: dict[WheelId, int] | None = None,
+        limits: dict[WheelId, int] | None = None,
         prevote_request: PrevoteRequest | None = None,
         unreadable: FrameSet = NO_FRAMES,
         lost: FrameSet = NO_FRAMES,
@@ -348,7 +348,7 @@ class FakeNode:
             control_offset=control_offset,
             wheels=wheels or {},
             fences=fences,
-            fills=fills or {},
+            limits=limits or {},
             prevote_request=prevote_request,
             unreadable=unreadable,
             lost=lost,

@@ -65,7 +65,7 @@ terms = st.builds(
     LeaderTerm,
     epoch=seqs,
     fences=st.lists(fences, max_size=2).map(tuple),
-    fills=st.dictionaries(wheel_ids, seqs, max_size=2),
+    limits=st.dictionaries(wheel_ids, seqs, max_size=2),
     halves_objection=st.none() | st.text(min_size=1, max_size=8),
 )
 heard = st.builds(Heard, st.text(max_size=8), times_ms, st.text(max_size=8), seqs)
@@ -132,7 +132,7 @@ wheel_records = st.dictionaries(node_ids, st.text(max_size=4), min_size=1).flatm
         min_insync=st.integers(1, len(members)),
         seal_slot=slots,
         closed_at=st.none() | seqs,
-        fill=seqs,
+        limit=seqs,
     )
 )
 histograms = st.lists(st.integers(0, 9), max_size=3, unique=True).flatmap(
@@ -182,7 +182,7 @@ cleaner_statuses = st.builds(
         max_size=3,
     ).map(tuple),
     fences=st.lists(fences, max_size=2).map(tuple),
-    fills=st.dictionaries(wheel_ids, seqs, max_size=2),
+    limits=st.dictionaries(wheel_ids, seqs, max_size=2),
     prevote_request=st.none() | st.builds(PrevoteRequest, st.integers(1, 9), times_ms),
     stands=st.booleans(),
     call_since_ms=st.none() | st.integers(0, 2**40),
@@ -251,7 +251,7 @@ def wheel_record_of(
     min_insync: int = 1,
     seal_slot: int = 0,
     closed_at: int | None = None,
-    fill: int = 0,
+    limit: int = 0,
 ) -> WheelRecord:
     """A registered wheel whose members' storages are named after them."""
     return WheelRecord(
@@ -259,7 +259,7 @@ def wheel_record_of(
         min_insync=min_insync,
         seal_slot=seal_slot,
         closed_at=closed_at,
-        fill=fill,
+        limit=limit,
     )
 
 

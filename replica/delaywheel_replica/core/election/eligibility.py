@@ -16,7 +16,7 @@ removed follows outdated settings: if R is 1 it would ask no other node, and dis
 forever.
 
 Frames that the node could not accept whatever it did are not held against it: a wheel that it has
-promised to refuse is required only up to the committed fill, a closed one up to its end. V is
+promised to refuse is required only up to the committed limit, a closed one up to its end. V is
 required in any case: without it a leader forwards nothing at all.
 
 A clock is compared as a heartbeat reported it, plus the time since it arrived: it appears behind by
@@ -231,7 +231,7 @@ def _wanted(
     if record.closed_at is not None:
         return record.closed_at
     if answers and any(answer.covers(wheel) for answer in answers):
-        return record.fill
+        return record.limit
     reported = [
         heartbeat.wheels[wheel].high_watermark
         for heartbeat in heartbeats

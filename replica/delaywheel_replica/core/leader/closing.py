@@ -10,11 +10,11 @@ A registered wheel is to be closed when one of these holds:
 | superseded | its node was given a later one with other members, or another W |
 
 Then its members promise to refuse that node's wheels up to X, and answer with what they hold. The
-greatest of enough answers is T, or V, or the committed fill, if one of those is greater. When
+greatest of enough answers is T, or V, or the committed limit, if one of those is greater. When
 enough members hold everything through T, the leader commits ``wheel/X closed at T``, and only what
-is committed counts. Until then it commits T as the wheel's fill, and then reports it: up to there,
+is committed counts. Until then it commits T as the wheel's limit, and then reports it: up to there,
 members that have fenced the wheel may accept it after all. What they accept in this way may be
-acknowledged; since no end is found below a committed fill, earlier answers stay good, however old.
+acknowledged; since no end is found below a committed limit, earlier answers stay good, however old.
 
 | answers of members | hold all through T | result |
 |---|---|---|
@@ -128,7 +128,7 @@ def closing(
     complete = sum(answer.is_complete(wheel) for answer in counted)
     if complete < record.required_answers and len(counted) < len(remaining):
         return AnswersWanted()
-    final_seq = max([taken, record.fill, *(answer.applied.get(wheel, 0) for answer in counted)])
+    final_seq = max([taken, record.limit, *(answer.applied.get(wheel, 0) for answer in counted)])
     prefixes = member_prefixes(state, wheel, record, heartbeats)
     holders = sum(prefix >= final_seq for prefix in prefixes)
     if final_seq > 0 and holders < min(record.min_insync, len(remaining)):
@@ -145,7 +145,7 @@ def fences_wanted(results: Mapping[WheelId, Closing]) -> list[Fence]:
     return sorted(Fence(origin, number) for origin, number in upto.items())
 
 
-def fills_wanted(
+def limits_wanted(
     state: ControlState, results: Mapping[WheelId, Closing]
 ) -> dict[WheelId, WheelRecord]:
     """Returns the records to commit before members may learn how far to fetch.
@@ -154,16 +154,16 @@ def fills_wanted(
         results: Results for the wheels that are to be closed.
     """
     return {
-        wheel: replace(state.wheels[wheel], fill=result.final_seq)
+        wheel: replace(state.wheels[wheel], limit=result.final_seq)
         for wheel, result in results.items()
-        if isinstance(result, HoldersWanted) and result.final_seq > state.wheels[wheel].fill
+        if isinstance(result, HoldersWanted) and result.final_seq > state.wheels[wheel].limit
     }
 
 
-def committed_fills(state: ControlState) -> dict[WheelId, int]:
+def committed_limits(state: ControlState) -> dict[WheelId, int]:
     """Returns wheel -> how far members may fetch beyond their fences, as committed."""
     return {
-        wheel: record.fill
+        wheel: record.limit
         for wheel, record in state.wheels.items()
-        if record.closed_at is None and record.fill > 0
+        if record.closed_at is None and record.limit > 0
     }

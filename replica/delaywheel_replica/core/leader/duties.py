@@ -8,7 +8,7 @@ reports, and returns the control records that go with the transaction, in this o
 2. replaced nodes get their new storage, removed ones `REMOVED`;
 3. frames that no node can read are recorded as lost;
 4. wheels that are no longer written are closed if enough members answered and hold them; if
-   enough answered and too few hold them, the end that was found is committed as a fill;
+   enough answered and too few hold them, the end that was found is committed as its limit;
 5. closed wheels wholly below the floor are unregistered;
 6. ingress partitions: settled offsets, and announcements; that leaders must know half messages;
 7. messages get another due, and earlier decisions are put off or settled; the floor moves;
@@ -18,7 +18,7 @@ reports, and returns the control records that go with the transaction, in this o
 Each step sees what the steps before it have changed. A wheel registered in this very transaction
 must not hold back its floor, and its first seal is the floor that the transaction commits. The
 progress record itself goes last. What only the nodes can do is returned beside the records: fences,
-fills and frames to be searched for.
+limits and frames to be searched for.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,10 +32,10 @@ from delaywheel_replica.core.leader.closing import (
     Closing,
     HoldersWanted,
     closing,
-    committed_fills,
+    committed_limits,
     fences_wanted,
-    fills_wanted,
     is_registered,
+    limits_wanted,
     wheels_to_close,
 )
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
@@ -149,7 +149,7 @@ class Duties:
         progress: What to commit, last.
         watch: The `watch` of the next call.
         fences: Fences to request from every member now.
-        fills: Wheel -> up to where members may fetch what they have fenced, as committed before.
+        limits: Wheel -> up to where members may fetch what they have fenced, as committed before.
         missing: Frames that must exist and that no member shows: to be searched for.
         lost: The frames that the transaction gives up.
         closed: The wheels that the transaction closes, with their final seqs.
@@ -162,7 +162,7 @@ class Duties:
     progress: Progress
     watch: FloorWatch
     fences: list[Fence] = field(default_factory=list)
-    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    limits: Mapping[WheelId, int] = field(default_factory=dict)
     missing: FrameSet = NO_FRAMES
     lost: FrameSet = NO_FRAMES
     closed: Mapping[WheelId, int] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def duties(
         progress=replace(progress, floor=floor),
         watch=watch,
         fences=fences_wanted(endings.closings),
-        fills=committed_fills(state),
+        limits=committed_limits(state),
         missing=frames_missing(after, endings.ends, situation.heartbeats),
         lost=endings.lost,
         closed=endings.closed,
@@ -326,7 +326,7 @@ def _endings(state: ControlState, progress: Progress, situation: Situation) -> _
         wheel_record(wheel, replace(state.wheels[wheel], closed_at=final_seq))
         for wheel, final_seq in closed.items()
     ]
-    records += [wheel_record(*filled) for filled in fills_wanted(state, closings).items()]
+    records += [wheel_record(*limited) for limited in limits_wanted(state, closings).items()]
     return _Endings(records, closings, ends, lost, closed)
 
 

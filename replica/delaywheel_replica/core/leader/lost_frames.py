@@ -77,7 +77,7 @@ def _written_to(
 ) -> int:
     """Returns the seq up to which the wheel was written, as far as any node knows.
 
-    A committed fill proves it too: an earlier leader heard of a member that held them. So does the
+    A committed limit proves it too: an earlier leader heard of a member that held them. So does the
     node that writes the wheel, but no other node's heartbeat: one wrong number would give up all
     that is still to come. For a wheel that is no longer in use, answers to fences show what others
     hold.
@@ -88,7 +88,7 @@ def _written_to(
     written = origin.wheels.get(wheel) if origin is not None and is_origins else None
     return max(
         ends.get(wheel, 0),
-        record.fill,
+        record.limit,
         0 if written is None else written.applied,
         *(answer.applied.get(wheel, 0) for answer in sought.answers),
     )

@@ -6,7 +6,7 @@ never will. What no other member is known to hold is then given up and reported 
 
 | of a wheel that counts on it | at risk |
 |---|---|
-| frames up to V, the fill, or what any node reports; to T | those beyond what one other holds |
+| frames up to V, the limit, or what any node reports; to T | those beyond what one other holds |
 | frames that are committed as lost | none: they are lost already |
 | frames that were never reported | unknown: they vanish |
 
@@ -60,7 +60,7 @@ def _at_risk(
         for heartbeat in heartbeats.values()
         if wheel in heartbeat.wheels
     ]
-    end = max([taken, record.fill, *reported, *marks])
+    end = max([taken, record.limit, *reported, *marks])
     if record.closed_at is not None:
         end = record.closed_at  # nothing beyond it counts
     held = max(member_prefixes(after, wheel, record, heartbeats), default=0)

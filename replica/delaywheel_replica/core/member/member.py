@@ -506,7 +506,7 @@ class Member:
             effects.append(WriteStatus())  # the cleaner may stand at once
         if heartbeat.term is None:
             return effects
-        self._fencing.filled(heartbeat.term.fills)
+        self._fencing.limited(heartbeat.term.limits)
         self._asked(f for f in heartbeat.term.fences if f.upto <= self._known_number(f.origin))
         return [*effects, *self._answer_leader(heartbeat)]
 
@@ -594,7 +594,7 @@ class Member:
         if status.control_offset >= 0:
             self._follow(status)
         self._fencing.asked(status.fences, known.state)
-        self._fencing.filled(status.fills)
+        self._fencing.limited(status.limits)
         unreadable = status.unreadable - known.lost
         for wheel, seqs in unreadable.items():
             self._unreadable_own(wheel, seqs)
@@ -619,7 +619,7 @@ class Member:
             return
         known.registry = Registry(status.wheels, status.floor, status.nodes)
         self._completeness.forget(known.registry)
-        self._fencing.filled({wheel: record.fill for wheel, record in status.wheels.items()})
+        self._fencing.limited({wheel: record.limit for wheel, record in status.wheels.items()})
 
     def _leader_clock_ms(self) -> int | None:
         if self._known.term is not None:

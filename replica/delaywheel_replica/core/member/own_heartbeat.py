@@ -115,6 +115,6 @@ class OwnHeartbeat:
         return LeaderTerm(
             term.epoch,
             term.fences,
-            term.fills,
+            term.limits,
             None if objection is None else objection[:LONGEST_OBJECTION],
         )

@@ -189,9 +189,9 @@ def _check_heartbeat(heartbeat: Heartbeat) -> None:
         _at_most("fences", len(heartbeat.term.fences), MOST_WHEELS)
         for fence in heartbeat.term.fences:
             _check_fence(fence)
-        _at_most("fills", len(heartbeat.term.fills), MOST_WHEELS)
-        for wheel, seq in heartbeat.term.fills.items():
-            _check_number(f"fill of {wheel}", seq)
+        _at_most("limits", len(heartbeat.term.limits), MOST_WHEELS)
+        for wheel, seq in heartbeat.term.limits.items():
+            _check_number(f"limit of {wheel}", seq)
         _check_texts(heartbeat.term.halves_objection or "")
 
 

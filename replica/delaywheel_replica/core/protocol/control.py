@@ -169,14 +169,14 @@ class WheelRecord:
         seal_slot: The floor at registration, which is the wheel's first seal: no frame of it is
             ever for a slot below.
         closed_at: T. The wheel is closed, and no frame beyond T counts. None: not closed.
-        fill: No end is found below it; members that have fenced the wheel may accept it up to here.
+        limit: No end is found below it; members that have fenced the wheel may accept up to here.
     """
 
     members: Mapping[str, str]
     min_insync: Positive
     seal_slot: int
     closed_at: Natural | None = None
-    fill: Natural = 0
+    limit: Natural = 0
 
     def __post_init__(self) -> None:
         """Checks W.

@@ -120,15 +120,15 @@ class LeaderTerm:
     Attributes:
         epoch: The epoch of its leadership.
         fences: Promises that it wants of every member.
-        fills: Wheel -> the seq up to which members that have fenced it may still fetch it, from any
-            node, so that it can be closed there.
+        limits: Wheel -> the seq up to which members that have fenced it may still fetch it, from
+            any node, so that it can be closed there.
         halves_objection: Why no group can be asked about half messages, or none is heard, so that
             no node accepts any; at most `LONGEST_OBJECTION` characters. None: it can.
     """
 
     epoch: Natural
     fences: tuple[Fence, ...] = ()
-    fills: Mapping[WheelId, Natural] = field(default_factory=dict)
+    limits: Mapping[WheelId, Natural] = field(default_factory=dict)
     halves_objection: str | None = None
 
 

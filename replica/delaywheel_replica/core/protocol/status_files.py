@@ -212,7 +212,7 @@ class CleanerStatus:
         commit_times: How long transactions took that were committed since then, likewise.
         unavailable: Topics whose messages are deferred, or become dead letters.
         fences: Promises that it wants of every member, while it leads.
-        fills: Wheel -> the seq up to which members that have fenced it may still fetch it, while
+        limits: Wheel -> the seq up to which members that have fenced it may still fetch it, while
             this node leads.
         prevote_request: Set while it asks for votes.
         stands: It is a candidate, and Kafka has answered it.
@@ -259,7 +259,7 @@ class CleanerStatus:
     commit_times: Histogram | None = None
     unavailable: tuple[UnavailableTopic, ...] = ()
     fences: tuple[Fence, ...] = ()
-    fills: Mapping[WheelId, Natural] = field(default_factory=dict)
+    limits: Mapping[WheelId, Natural] = field(default_factory=dict)
     prevote_request: PrevoteRequest | None = None
     stands: bool = False
     call_since_ms: int | None = None

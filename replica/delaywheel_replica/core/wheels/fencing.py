@@ -2,14 +2,14 @@
 
 | a promise is | accepted of these wheels | reported |
 |---|---|---|
-| requested | what a fill or a committed end allows | no |
+| requested | what a limit or a committed end allows | no |
 | saved | the same | to asking nodes, with each heartbeat; to this node's own cleaner |
 
 A leader requests it, or a member that refused a wheel of this node. From then on no more writes may
 be requested: those requested before are done before the promise is saved, because effects are
 carried out in order. So an answer covers everything that was ever accepted.
 
-A fill is committed before it is reported (core/leader/closing.py), so it stays true whichever node
+A limit is committed before it is reported (core/leader/closing.py), so it stays true whichever node
 reports it, and however late: the greatest one counts.
 """
 
@@ -27,7 +27,7 @@ class Fencing:
 
     def __init__(self) -> None:
         self.wanted: dict[str, int] = {}
-        self._fills: dict[WheelId, int] = {}
+        self._limits: dict[WheelId, int] = {}
         self._answers: dict[tuple[str, str], FenceAnswer] = {}
 
     def asked(self, fences: Iterable[Fence], state: NodeState) -> bool:
@@ -49,19 +49,19 @@ class Fencing:
             node: upto for node, upto in self.wanted.items() if upto > state.fenced.get(node, 0)
         }
 
-    def filled(self, fills: Mapping[WheelId, int]) -> None:
-        """Notes how far wheels may be filled although they are fenced."""
-        for wheel, seq in fills.items():
-            if seq > self._fills.get(wheel, 0):
-                self._fills[wheel] = seq
+    def limited(self, limits: Mapping[WheelId, int]) -> None:
+        """Notes how far wheels may be fetched although they are fenced."""
+        for wheel, seq in limits.items():
+            if seq > self._limits.get(wheel, 0):
+                self._limits[wheel] = seq
 
-    def fill(self, wheel: WheelId, state: NodeState) -> int | None:
-        """Returns how far a wheel that is promised away may be filled; None: it is not."""
-        return self._fills.get(wheel, 0) if wheel.number <= self.upto(wheel.node, state) else None
+    def limit(self, wheel: WheelId, state: NodeState) -> int | None:
+        """Returns how far a wheel that is promised away may be limited; None: it is not."""
+        return self._limits.get(wheel, 0) if wheel.number <= self.upto(wheel.node, state) else None
 
     def forget(self, wheel: WheelId) -> None:
         """Drops a deleted wheel."""
-        self._fills.pop(wheel, None)
+        self._limits.pop(wheel, None)
 
     def answered(self, sender: str, answer: FenceAnswer) -> bool:
         """Notes another node's promise; returns whether it counts."""

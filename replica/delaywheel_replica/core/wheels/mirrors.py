@@ -10,7 +10,7 @@ and is judged by what is held then:
 | any | not requested from their sender, and not pushed by their origin | nothing |
 | without this storage among its members (once it is closed: its holders) | any | nothing |
 | closed at T | beyond T | dropped; if they were pushed, the origin is refused |
-| promised away | beyond the leader's fill | dropped; if they were pushed, the origin is refused |
+| promised away | beyond its limit | dropped; if they were pushed, the origin is refused |
 | any of these or other | all else | may be accepted |
 
 Of those that may be accepted, the ones that follow on what is held are mirrored, in order; those
@@ -22,7 +22,7 @@ here, and no end is found below it. What does not fit is fetched later.
 |---|---|
 | closed at T, with a storage that is no member: it is *copied*, at a bounded rate | T |
 | closed at T | T |
-| promised away | its committed fill |
+| promised away | its limit |
 | otherwise | what another node reported by the tick before: newer frames are pushed |
 
 Frames that are missing below are fetched as well, and frames of any node's wheel that the cleaner
@@ -154,7 +154,7 @@ def judge(
     *,
     is_holder: bool,
     own_open: WheelId | None,
-    fill: int | None,
+    limit: int | None,
     closed_at: int | None,
 ) -> MirrorVerdict:
     """Decides what to do with these frames, as the module says.
@@ -164,20 +164,20 @@ def judge(
         held: What is held of their wheel; None: nothing.
         is_holder: This node is a member of it, or copies it since it is closed.
         own_open: Its current own wheel.
-        fill: How far the wheel may be filled although it is promised away; None: it is not.
+        limit: How far it may be fetched although it is promised away; None: it is not.
         closed_at: The committed end; None: the wheel is not closed.
     """
     card = frames.card
     if card.wheel == own_open or not is_holder:
         return MirrorVerdict()
-    limit = fill if closed_at is None else closed_at
+    end = limit if closed_at is None else closed_at
     bundle = frames.frames
     mirror, repair = NO_BUNDLE, NO_BUNDLE
     if len(bundle):
-        mirror = bundle.following(1 if held is None else held.applied + 1, limit)
+        mirror = bundle.following(1 if held is None else held.applied + 1, end)
         repair = _missing(bundle, NO_SEQS if held is None else held.missing, closed_at)
     is_pushed = frames.request == 0
-    refused = is_pushed and limit is not None and len(bundle) > 0 and bundle.last_seq > limit
+    refused = is_pushed and end is not None and len(bundle) > 0 and bundle.last_seq > end
     return MirrorVerdict(
         mirror=mirror,
         repair=repair,
@@ -417,7 +417,7 @@ class Mirrors:
             self._inventory.get(wheel),
             is_holder=self._holders(wheel, frames.card).get(known.node) == known.storage,
             own_open=self._current.wheel,
-            fill=self._fencing.fill(wheel, known.state),
+            limit=self._fencing.limit(wheel, known.state),
             closed_at=self._closed_at(wheel),
         )
 
@@ -595,8 +595,8 @@ class Mirrors:
         if closed_at is not None:
             # No node has later ones.
             return self._known.lost.seqs(wheel).begin_to(closed_at)
-        fill = self._fencing.fill(wheel, self._known.state)
-        return self._shown.get(wheel, 0) if fill is None else fill
+        limit = self._fencing.limit(wheel, self._known.state)
+        return self._shown.get(wheel, 0) if limit is None else limit
 
     # --- ends
 

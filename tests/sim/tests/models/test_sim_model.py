@@ -40,7 +40,7 @@ BROKEN = {
     "fenced members take no more": WheelModel(2, 2),
     "promises outlive crashes": WheelModel(2, 2),
     "who fences itself stops": WheelModel(2, 1),
-    "a fill is committed before it is sent": WheelModel(3, 3, crashes=0, replacements=0),
+    "a limit is committed before it is sent": WheelModel(3, 3, crashes=0, replacements=0),
     "a crash makes incomplete": WheelModel(2, 2),
     "complete again by what the origin has written": WheelModel(3, 3, replacements=0),
     "answers of an earlier boot do not count": WheelModel(3, 3, replacements=0),
