@@ -31,6 +31,7 @@ identities = st.builds(
     *[texts] * 5,
     settings=st.dictionaries(texts, texts, max_size=3),
     protocol=st.integers(0, 99),
+    protocol_from=st.integers(1, 99),
     format=st.integers(0, 99),
     started_ns=st.integers(0, 2**63),
     reads_from=st.integers(1, 99),
@@ -134,7 +135,11 @@ def test_lists_of_which_neither_lies_within_the_other_are_refused_on_both_sides(
 @pytest.mark.parametrize(
     ("changes", "reason", "reported"),
     [
-        ({"protocol": 9}, PeerReason.WRONG_PROTOCOL, [str(PROTOCOL), "9"]),
+        (
+            {"protocol": 9, "protocol_from": 8},
+            PeerReason.WRONG_PROTOCOL,
+            [f"{PROTOCOL} at", "8 to 9"],
+        ),
         ({"cluster_id": "other"}, PeerReason.WRONG_CLUSTER, ["test", "other"]),
         ({"format": 9}, PeerReason.WRONG_FORMAT, [f"written as {ME.format}", "written as 9"]),
         ({"reads_from": 8, "reads_to": 9}, PeerReason.WRONG_FORMAT, ["read as 8 to 9"]),
@@ -184,17 +189,47 @@ def test_a_refusal_shows_a_stranger_only_what_it_sent_itself(refusal: PeerRefusa
 
 def test_of_another_protocol_nothing_else_is_looked_at() -> None:
     refusal = judge(
-        ME, PeerIdentity("", "", "", "", "", {}, protocol=PROTOCOL + 1, format=0), MEMBERS
+        ME, PeerIdentity("", "", "", "", "", {}, protocol=9, protocol_from=9, format=0), MEMBERS
     )
     assert refusal is not None
     assert refusal.reason is PeerReason.WRONG_PROTOCOL
-    assert refusal.text == f"protocol is {PROTOCOL} at n1, {PROTOCOL + 1} at the other"
+    assert refusal.text == f"protocol is {PROTOCOL} at n1, 9 at the other"
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "may_talk"),
+    [
+        ((4, 4), (4, 4), True),
+        ((4, 4), (4, 5), True),  # the release after ours, and back
+        ((4, 5), (5, 6), True),
+        ((4, 4), (5, 6), False),  # two apart
+        ((4, 5), (6, 7), False),
+    ],
+)
+def test_nodes_talk_if_there_is_a_protocol_that_both_speak(
+    own: tuple[int, int], others: tuple[int, int], may_talk: bool
+) -> None:
+    mine, theirs = (
+        replace(identity(node), protocol_from=oldest, protocol=newest)
+        for node, (oldest, newest) in {"n1": own, "n2": others}.items()
+    )
+    refusals = judge(mine, theirs, MEMBERS), judge(theirs, mine, MEMBERS)
+    assert [refusal and refusal.reason for refusal in refusals] == (
+        [None, None] if may_talk else [PeerReason.WRONG_PROTOCOL] * 2
+    )
+    assert (rolling(mine, theirs) is None) == (own == others)
+
+
+def test_a_node_that_names_no_oldest_protocol_speaks_one() -> None:
+    wire = pb.ToPeer.FromString(encode_hello(Hello(ME, "n2", None)))
+    wire.hello.identity.ClearField("protocol_from")
+    assert decode_hello(wire.SerializeToString()).identity.protocols == str(PROTOCOL)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": PROTOCOL + 1}, PeerReason.WRONG_PROTOCOL),
+        ({"protocol": 9, "protocol_from": 9}, PeerReason.WRONG_PROTOCOL),
         ({"cluster_id": "?"}, PeerReason.WRONG_CLUSTER),
         ({"format": 99, "reads_from": 99, "reads_to": 99}, PeerReason.WRONG_FORMAT),
         ({"node": "guessed"}, PeerReason.NOT_A_MEMBER),

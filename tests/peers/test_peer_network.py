@@ -248,7 +248,7 @@ def newest(site: Site) -> int:
     ("changes", "reason"),
     [
         ({"cluster_id": "other"}, PeerReason.WRONG_CLUSTER),
-        ({"protocol": 9}, PeerReason.WRONG_PROTOCOL),
+        ({"protocol": 9, "protocol_from": 9}, PeerReason.WRONG_PROTOCOL),
         ({"format": 9}, PeerReason.WRONG_FORMAT),
         ({"settings": SETTINGS | {"span_seconds": "60"}}, PeerReason.SETTINGS_DISAGREE),
     ],

@@ -18,7 +18,7 @@ from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers import accepting
 from delaywheel_replica.peers.framing import PREFACE
-from delaywheel_replica.peers.handshake import PROTOCOL, Hello, encode_hello
+from delaywheel_replica.peers.handshake import Hello, encode_hello
 from delaywheel_replica.peers.states import PeerReason, Stream
 from support.peers.raw import Raw
 from support.peers.site import Site, free_members, identity
@@ -129,7 +129,7 @@ def test_a_hello_of_the_next_protocol_is_refused_as_such_whatever_stream_it_name
     members: dict[str, str],
 ) -> None:
     said = pb.ToPeer.FromString(
-        encode_hello(Hello(identity("n2", protocol=PROTOCOL + 1), "n1", None))
+        encode_hello(Hello(identity("n2", protocol=9, protocol_from=9), "n1", None))
     )
     with Raw(members["n1"]) as raw:
         raw.socket.sendall(PREFACE)

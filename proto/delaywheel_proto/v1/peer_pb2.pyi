@@ -208,8 +208,11 @@ class Identity(_message.Message):
     CALL_SECRET_FIELD_NUMBER: _builtins.int
     TOKEN_ADDRESS_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FROM_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
-    """Comes first: if the protocols differ, the rest is ignored."""
+    """The newest protocol that the node speaks. Comes first: if there is none that both speak, the rest
+    is ignored.
+    """
     format: _builtins.int
     """The version of the frames that the node writes: docs/FORMAT.md."""
     cluster_id: _builtins.str
@@ -237,6 +240,8 @@ class Identity(_message.Message):
     """host:port at which callers with tokens reach the node; empty: at client_address, if at all."""
     access: _builtins.str
     """A digest of its files of grants and tokens when it started, "open" without grants."""
+    protocol_from: _builtins.int
+    """The oldest protocol that the node speaks; 0: `protocol` alone."""
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Settings that must be equal on all nodes, as text."""
@@ -259,10 +264,11 @@ class Identity(_message.Message):
         call_secret: _builtins.bytes = ...,
         token_address: _builtins.str = ...,
         access: _builtins.str = ...,
+        protocol_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "boot", b"boot", "call_secret", b"call_secret", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage", "token_address", b"token_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "boot", b"boot", "call_secret", b"call_secret", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "protocol_from", b"protocol_from", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage", "token_address", b"token_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

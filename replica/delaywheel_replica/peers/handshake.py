@@ -8,6 +8,9 @@ Both ends check: the dialled node by the Hello, the dialling node by the Welcome
 | `members`, each with a node that the other does not have | refused |
 | any other | refused |
 
+Each node speaks a range of protocols, and the ranges must have one in common: a release speaks that
+of the release before, so nodes are upgraded one by one, and one release back.
+
 Each node must be able to read the frames that the other writes; they need not write the same
 version. So a new format is rolled out node by node: first the release that reads it, then the one
 that writes it (docs/FORMAT.md).
@@ -19,7 +22,7 @@ their own, so no promise depends on equal settings.
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from google.protobuf.message import DecodeError
 
@@ -29,7 +32,12 @@ from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 
 PROTOCOL: Final = 4
-"""The version of peer.proto and of what its messages mean. Different versions refuse each other."""
+"""The version of peer.proto and of what its messages mean, for who speaks it first.
+
+Whoever raises it leaves `OLDEST_SPOKEN` at that of the release before: what is new is sent once
+the peer's range has it.
+"""
+OLDEST_SPOKEN: Final = 4
 
 MEMBERS: Final = "members"
 ROLLED: Final = frozenset({MEMBERS, "min_insync"})
@@ -47,7 +55,8 @@ class PeerIdentity:
         boot: The machine's boot id.
         client_address: The host:port at which callers reach it.
         settings: The settings that nodes compare, by name, as text: `Config.agreed`.
-        protocol: The protocol version that it speaks.
+        protocol: The newest protocol that it speaks.
+        protocol_from: The oldest one.
         format: The version of the frames that it writes.
         client_tls: Whether callers speak TLS there.
         token_address: Where callers with tokens reach it; empty: nowhere else.
@@ -70,10 +79,22 @@ class PeerIdentity:
     call_secret: bytes = field(default=b"", repr=False)
     access: str = ""
     protocol: int = PROTOCOL
+    protocol_from: int = OLDEST_SPOKEN
     format: int = VERSION
     started_ns: int = field(default_factory=time.monotonic_ns)
     reads_from: int = OLDEST_READ
     reads_to: int = NEWEST_READ
+
+    def speaks_with(self, other: Self) -> bool:
+        """Whether both speak a protocol."""
+        return self.protocol_from <= other.protocol and other.protocol_from <= self.protocol
+
+    @property
+    def protocols(self) -> str:
+        """Those that the node speaks, for people."""
+        if self.protocol_from == self.protocol:
+            return str(self.protocol)
+        return f"{self.protocol_from} to {self.protocol}"
 
     def reads(self, written: int) -> bool:
         """Whether the node reads frames of this version."""
@@ -92,13 +113,12 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
         theirs: The other node's report about itself.
         members: The ids of all nodes, as configured here.
     """
-    for reason, name, own, others in (
-        (PeerReason.WRONG_PROTOCOL, "protocol", mine.protocol, theirs.protocol),
-        (PeerReason.WRONG_CLUSTER, "cluster_id", mine.cluster_id, theirs.cluster_id),
-    ):
-        if own != others:
-            text = _differ(mine, theirs, name, own, others)
-            return PeerRefusal(reason, text, _differs_here(theirs, [name]))
+    if not mine.speaks_with(theirs):
+        text = _differ(mine, theirs, "protocol", mine.protocols, theirs.protocols)
+        return PeerRefusal(PeerReason.WRONG_PROTOCOL, text, _differs_here(theirs, ["protocol"]))
+    if mine.cluster_id != theirs.cluster_id:
+        text = _differ(mine, theirs, "cluster_id", mine.cluster_id, theirs.cluster_id)
+        return PeerRefusal(PeerReason.WRONG_CLUSTER, text, _differs_here(theirs, ["cluster_id"]))
     if not (mine.reads(theirs.format) and theirs.reads(mine.format)):
         text = _differ(mine, theirs, "format", mine.frames, theirs.frames)
         for_peer = f"format is {mine.frames} here, {theirs.frames} at {_name(theirs)}"
@@ -117,11 +137,13 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
 
 
 def rolling(mine: PeerIdentity, theirs: PeerIdentity) -> str | None:
-    """Returns how the settings of two connectable nodes differ; None if they do not."""
+    """Returns how two connectable nodes differ; None if they do not."""
     differing = [name for name in _differing(mine, theirs) if name in ROLLED]
     said = [_differences(mine, theirs, differing)] if differing else []
     if mine.format != theirs.format:
         said.insert(0, _differ(mine, theirs, "format", mine.format, theirs.format))
+    if mine.protocols != theirs.protocols:
+        said.insert(0, _differ(mine, theirs, "protocol", mine.protocols, theirs.protocols))
     return "; ".join(said) or None
 
 
@@ -262,6 +284,7 @@ def decode_answer(data: bytes) -> PeerIdentity | PeerRefusal:
 def _identity(mine: PeerIdentity) -> pb.Identity:
     return pb.Identity(
         protocol=mine.protocol,
+        protocol_from=mine.protocol_from,
         format=mine.format,
         cluster_id=mine.cluster_id,
         node=mine.node,
@@ -292,6 +315,7 @@ def _read_identity(wire: pb.Identity) -> PeerIdentity:
         access=wire.access,
         settings=dict(wire.settings),
         protocol=wire.protocol,
+        protocol_from=wire.protocol_from or wire.protocol,
         format=wire.format,
         started_ns=wire.started_ns,
         reads_from=wire.reads_from,
@@ -306,9 +330,8 @@ def _differs_here(theirs: PeerIdentity, names: Iterable[str]) -> str:
 
 
 def _sent(theirs: PeerIdentity, name: str) -> object:
-    if name in {"protocol", "cluster_id"}:
-        return getattr(theirs, name)
-    return theirs.settings.get(name)
+    sent = {"protocol": theirs.protocols, "cluster_id": theirs.cluster_id}
+    return sent.get(name, theirs.settings.get(name))
 
 
 def _name(theirs: PeerIdentity) -> str:
