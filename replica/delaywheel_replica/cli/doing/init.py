@@ -106,13 +106,14 @@ def init(*, kafka: str, cluster: str, nodes: str, systemd: bool, out: Path) -> N
     hosts = _hosts(cluster, nodes)
     files = _files(kafka, cluster, hosts, systemd=systemd)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        beside = next(folder for folder in out.absolute().parents if folder.exists())
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=beside) as scratch:
             made = Path(scratch) / "made"
             for name, text in files.items():
                 (made / name).parent.mkdir(parents=True, exist_ok=True)
                 (made / name).write_text(text, encoding="utf-8")
             read = [load(made / node / "node.toml", ()) for node in hosts]
+            out.parent.mkdir(parents=True, exist_ok=True)
             made.rename(out)
     except OSError as error:
         if error.errno in _OCCUPIED:  # nothing takes the place of a file, or of a full folder
