@@ -1474,6 +1474,7 @@ class ListSlotsRequest(_message.Message):
     TO_SLOT_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     ALL_MEMBERS_FIELD_NUMBER: _builtins.int
+    BUCKET_SECONDS_FIELD_NUMBER: _builtins.int
     from_slot: _builtins.int
     """Unix seconds, from ≤ slot < to. Absent: no bound."""
     to_slot: _builtins.int
@@ -1483,6 +1484,11 @@ class ListSlotsRequest(_message.Message):
     """Ask every member, and return the greatest count for each second: each message counts once.
     Members that do not answer within 2 s are listed as silent.
     """
+    bucket_seconds: _builtins.int
+    """Above 1: sums over so many seconds, by multiples of it since 1970, instead of single seconds.
+    What from_slot and to_slot cut off is not in them, nor are seconds without messages: to see what
+    is pending, begin at a second that is not done.
+    """
     def __init__(
         self,
         *,
@@ -1490,10 +1496,11 @@ class ListSlotsRequest(_message.Message):
         to_slot: _builtins.int | None = ...,
         limit: _builtins.int = ...,
         all_members: _builtins.bool = ...,
+        bucket_seconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_from_slot", b"_from_slot", "_to_slot", b"_to_slot", "from_slot", b"from_slot", "to_slot", b"to_slot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_slot", b"_from_slot", "_to_slot", b"_to_slot", "all_members", b"all_members", "from_slot", b"from_slot", "limit", b"limit", "to_slot", b"to_slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_slot", b"_from_slot", "_to_slot", b"_to_slot", "all_members", b"all_members", "bucket_seconds", b"bucket_seconds", "from_slot", b"from_slot", "limit", b"limit", "to_slot", b"to_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__from_slot: _TypeAlias = _typing.Literal["from_slot"]  # noqa: Y015
     _WhichOneofArgType__from_slot: _TypeAlias = _typing.Literal["_from_slot", b"_from_slot"]  # noqa: Y015
@@ -1518,14 +1525,16 @@ class SlotRow(_message.Message):
     WHEELS_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
+    """The second; of a sum, the first of its seconds."""
     messages: _builtins.int
     """As written: retries count separately until they are dropped at their due."""
     length_bytes: _builtins.int
     frames: _builtins.int
     cancels: _builtins.int
     wheels: _builtins.int
+    """Of a sum, the most of one second."""
     copies: _builtins.int
-    """How many of the nodes asked hold exactly this much of the second."""
+    """How many of the nodes asked hold exactly this much of the second, or the same sum."""
     def __init__(
         self,
         *,
@@ -1581,10 +1590,13 @@ class ListSlotsResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     COUNTED_BY_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
+    BUCKET_SECONDS_FIELD_NUMBER: _builtins.int
     next_slot: _builtins.int
     """There are more seconds: continue with from_slot = this."""
     node: _builtins.str
     """The answering node, and its view of the wheels."""
+    bucket_seconds: _builtins.int
+    """As requested. 0: each row is a second, also if sums were requested of an earlier release."""
     @_builtins.property
     def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotRow]: ...
     @_builtins.property
@@ -1611,10 +1623,11 @@ class ListSlotsResponse(_message.Message):
         progress: Global___Progress | None = ...,
         counted_by: _abc.Iterable[_builtins.str] | None = ...,
         silent: _abc.Iterable[Global___Silence] | None = ...,
+        bucket_seconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_slot", b"_next_slot", "_progress", b"_progress", "next_slot", b"next_slot", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_slot", b"_next_slot", "_progress", b"_progress", "counted_by", b"counted_by", "next_slot", b"next_slot", "node", b"node", "progress", b"progress", "silent", b"silent", "slots", b"slots", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_slot", b"_next_slot", "_progress", b"_progress", "bucket_seconds", b"bucket_seconds", "counted_by", b"counted_by", "next_slot", b"next_slot", "node", b"node", "progress", b"progress", "silent", b"silent", "slots", b"slots", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_slot: _TypeAlias = _typing.Literal["next_slot"]  # noqa: Y015
     _WhichOneofArgType__next_slot: _TypeAlias = _typing.Literal["_next_slot", b"_next_slot"]  # noqa: Y015
@@ -1830,6 +1843,7 @@ class MemberReport(_message.Message):
     UNANSWERED_HALVES_FIELD_NUMBER: _builtins.int
     UNCHECKED_FIELD_NUMBER: _builtins.int
     UNAVAILABLE_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1932,6 +1946,10 @@ class MemberReport(_message.Message):
     def unavailable(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnavailableTopic]:
         """Only from the leader: what is known of `unavailable_topics`."""
 
+    @_builtins.property
+    def counts(self) -> Global___MemberCounts:
+        """What it counted; absent: of an earlier release."""
+
     def __init__(
         self,
         *,
@@ -1969,10 +1987,11 @@ class MemberReport(_message.Message):
         unanswered_halves: _abc.Iterable[Global___UnansweredHalves] | None = ...,
         unchecked: _builtins.str = ...,
         unavailable: _abc.Iterable[Global___UnavailableTopic] | None = ...,
+        counts: Global___MemberCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "certificate_expires_ms", b"certificate_expires_ms", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "certificate_expires_ms", b"certificate_expires_ms", "cleaner_started_ms", b"cleaner_started_ms", "counts", b"counts", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_differs", b"access_differs", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "ledger", b"ledger", "missing_frames", b"missing_frames", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unanswered_halves", b"unanswered_halves", "unavailable", b"unavailable", "unavailable_topics", b"unavailable_topics", "unchecked", b"unchecked", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_differs", b"access_differs", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "counts", b"counts", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "ledger", b"ledger", "missing_frames", b"missing_frames", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unanswered_halves", b"unanswered_halves", "unavailable", b"unavailable", "unavailable_topics", b"unavailable_topics", "unchecked", b"unchecked", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__certificate_expires_ms: _TypeAlias = _typing.Literal["certificate_expires_ms"]  # noqa: Y015
     _WhichOneofArgType__certificate_expires_ms: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms"]  # noqa: Y015
@@ -1988,6 +2007,111 @@ class MemberReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ingress_lag) -> _WhichOneofReturnType__ingress_lag | None: ...
 
 Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
+
+@_typing.final
+class MemberCounts(_message.Message):
+    """Counts that only grow, from 0 at the start of the counting process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_MESSAGES_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_MESSAGES_FIELD_NUMBER: _builtins.int
+    ACCEPTED_CANCELS_FIELD_NUMBER: _builtins.int
+    REFUSED_MESSAGES_FIELD_NUMBER: _builtins.int
+    FORWARDED_MESSAGES_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    LATENESS_FIELD_NUMBER: _builtins.int
+    accepted_messages: _builtins.int
+    """Since server_started_ms: messages written into the node's own wheels, a retry counts again;
+    those acknowledged to callers; cancels; messages refused, by reason.
+    """
+    acknowledged_messages: _builtins.int
+    accepted_cancels: _builtins.int
+    forwarded_messages: _builtins.int
+    """Since cleaner_started_ms: messages committed to their topics by the node while it led, and
+    dead letters, by reason.
+    """
+    @_builtins.property
+    def refused_messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReasonCount]: ...
+    @_builtins.property
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReasonCount]: ...
+    @_builtins.property
+    def lateness(self) -> Global___LatenessHistogram:
+        """Of the forwarded ones: from due to the answer to the commit. Absent: the cleaner was never heard."""
+
+    def __init__(
+        self,
+        *,
+        accepted_messages: _builtins.int = ...,
+        acknowledged_messages: _builtins.int = ...,
+        accepted_cancels: _builtins.int = ...,
+        refused_messages: _abc.Iterable[Global___ReasonCount] | None = ...,
+        forwarded_messages: _builtins.int = ...,
+        dead_letters: _abc.Iterable[Global___ReasonCount] | None = ...,
+        lateness: Global___LatenessHistogram | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lateness", b"lateness"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_cancels", b"accepted_cancels", "accepted_messages", b"accepted_messages", "acknowledged_messages", b"acknowledged_messages", "dead_letters", b"dead_letters", "forwarded_messages", b"forwarded_messages", "lateness", b"lateness", "refused_messages", b"refused_messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberCounts: _TypeAlias = MemberCounts  # noqa: Y015
+
+@_typing.final
+class ReasonCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    messages: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReasonCount: _TypeAlias = ReasonCount  # noqa: Y015
+
+@_typing.final
+class LatenessHistogram(_message.Message):
+    """Counts in buckets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUNDS_US_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    SUM_US_FIELD_NUMBER: _builtins.int
+    sum_us: _builtins.int
+    @_builtins.property
+    def bounds_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The upper bound of each bucket, inclusive, ascending."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The count of each bucket alone; one more than bounds, for what is beyond the last."""
+
+    def __init__(
+        self,
+        *,
+        bounds_us: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        sum_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds_us", b"bounds_us", "counts", b"counts", "sum_us", b"sum_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatenessHistogram: _TypeAlias = LatenessHistogram  # noqa: Y015
 
 @_typing.final
 class UnavailableTopic(_message.Message):

@@ -388,6 +388,7 @@ class Server:
             same_access=self._same_access,
             insecure=_insecure_ports(self._config),
             unchecked=self._config.unchecked,
+            counts=self._counts,
         )
         return FanOut(
             self._config,

@@ -128,6 +128,14 @@ def three_nodes() -> pb.DescribeClusterResponse:
             server_started_ms=DUE_MS - 7_200_000,
             cleaner_started_ms=DUE_MS - 90_000,
             elections=2,
+            counts=pb.MemberCounts(
+                accepted_messages=9,
+                acknowledged_messages=8,
+                accepted_cancels=1,
+                refused_messages=[pb.ReasonCount(reason="SLOT_FULL", messages=2)],
+                forwarded_messages=7,
+                lateness=pb.LatenessHistogram(bounds_us=[5_000], counts=[6, 1], sum_us=17_000),
+            ),
             in_sync_changes=1_234,
             ledger=pb.LedgerReport(
                 place="s3://books/n1",
@@ -231,6 +239,15 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "waiting_calls": {
             "cancel": {"count": 1_700, "longest_ms": 2_500},
             "search": {"count": 1, "longest_ms": 2_500},
+        },
+        "counts": {
+            "accepted_messages": 9,
+            "acknowledged_messages": 8,
+            "accepted_cancels": 1,
+            "refused_messages": {"SLOT_FULL": 2},
+            "forwarded_messages": 7,
+            "dead_letters": {},
+            "lateness": {"bounds_us": [5_000], "counts": [6, 1], "sum_us": 17_000},
         },
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}

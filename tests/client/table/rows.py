@@ -356,6 +356,7 @@ def seconds(place: Place) -> None:
     for slots in (
         pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1),
         pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1, limit=1, all_members=True),
+        pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1, bucket_seconds=60, all_members=True),
         pb.ListSlotsRequest(from_slot=slot + 1, to_slot=slot),
     ):
         rows = place.call("ListSlots", slots)

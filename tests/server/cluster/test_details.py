@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.writing.dial import Dial
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
@@ -31,6 +34,7 @@ from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.alone import alone_messages
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
 from delaywheel_replica.server.node.pulse import Pulse
 from delaywheel_replica.server.node.same_access import SameAccess
@@ -67,6 +71,7 @@ def own_report(state: BooksState, undeletable: Undeletable | None = None) -> Own
         access=Access(config_for(Path("/nowhere"))),
         same_access=SameAccess(str, dict),
         waiting=lambda: {"cancel": (7, 1_500)},
+        counts=NodeCounts(messages=9, refused=Counter({Reason.SLOT_FULL: 2, Reason.DRAINING: 0})),
     )
 
 
@@ -100,9 +105,17 @@ def test_what_its_processes_have_counted(data: Path) -> None:
         unreadable=FrameSet.of([(WheelId("a", 1), 3), (WheelId("a", 1), 4)]),
         ingress=IngressStatus(2, 17, cut_off=("in/1",), faults=("in2 is compacted",)),
         progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
+        counters={"elections": 1, "forwarded": 12},
+        dead_by_reason={"EXPIRED": 1},
+        lateness=Histogram((5_000,), (3, 9), 17),
     )
     report = described(data, cleaner).members[0].report
     assert (report.elections, report.cleaner_started_ms) == (1, cleaner.started_ms)
+    counts = report.counts
+    assert (counts.accepted_messages, counts.forwarded_messages) == (9, 12)
+    assert [(each.reason, each.messages) for each in counts.refused_messages] == [("SLOT_FULL", 2)]
+    assert [(each.reason, each.messages) for each in counts.dead_letters] == [("EXPIRED", 1)]
+    assert (list(counts.lateness.counts), counts.lateness.sum_us) == ([3, 9], 17)
     assert (report.in_sync_changes, report.server_started_ms) == (4, 5)
     waiting = pb.WaitingCalls(call="cancel", count=7, longest_ms=1_500)
     assert list(report.waiting_calls) == [waiting]

@@ -219,3 +219,12 @@ def test_a_page_ends_where_the_first_of_the_nodes_pages_does() -> None:
     assert answer.next_slot == 25
     answer = slots_joined(own, others, 1)
     assert (counted(answer), answer.next_slot) == ([(10, 1, 2)], 20)
+
+
+def test_a_member_that_knows_no_sums_is_not_counted() -> None:
+    own = slots("n1", (60, 2, 20))
+    own.bucket_seconds = 60
+    answer = slots_joined(own, {"n2": slots("n2", (61, 3, 25))}, 100)
+    assert counted(answer) == [(60, 20, 1)]
+    assert answer.bucket_seconds == 60
+    assert [row.node for row in answer.silent] == ["n2"]

@@ -311,6 +311,21 @@ def test_a_long_list_of_slots_says_where_it_goes_on(server: ServerProcess) -> No
     assert listed.next_slot == slot + 3
 
 
+def test_seconds_are_summed(server: ServerProcess) -> None:
+    slot = (now_ms() // 60_000 + 5) * 60
+    server.produce(*[row(deliver_at_ms=(slot + number * 20) * 1000) for number in range(5)])
+    request = pb.ListSlotsRequest(
+        from_slot=slot, to_slot=slot + 180, bucket_seconds=60, all_members=True, limit=1
+    )
+    listed = server.stub.ListSlots(request)
+    assert [(row.slot, row.messages) for row in listed.slots] == [(slot, 3)]
+    assert (listed.next_slot, listed.bucket_seconds) == (slot + 60, 60)
+    request.from_slot = listed.next_slot
+    assert [(row.slot, row.messages) for row in server.stub.ListSlots(request).slots] == [
+        (slot + 60, 2)
+    ]
+
+
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [

@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_rows
+from delaywheel.storage.writing import dial as dial_module
 from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
 from delaywheel.storage.writing.mirror import MirrorWheel
 from sim.machine.disk import SimulatedDisk
@@ -248,3 +250,31 @@ def test_few_frames_are_counted_as_many_are(
             dial.add(rows[first : first + step])
         tables.append(DialView(disk, DATA).rows().tolist())
     assert tables[0] == tables[1]
+
+
+@given(
+    slots=st.lists(st.integers(BASE_SLOT, BASE_SLOT + 79), min_size=1, max_size=20),
+    first=st.integers(BASE_SLOT - 5, BASE_SLOT + 80),
+    length=st.none() | st.integers(0, 90),
+    bucket_s=st.integers(2, 100),
+)
+def test_sums_are_those_of_the_seconds(
+    slots: list[int], first: int, length: int | None, bucket_s: int
+) -> None:
+    """In a table that the seconds go round, and with bounds that cut buckets."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, dial=Dial(disk, DATA, 80))
+    for number, slot in enumerate(slots):
+        append(wheel, [message(number, slot=slot)])
+    view, last = DialView(disk, DATA), None if length is None else first + length
+    wanted = [slot for slot in slots if first <= slot and (last is None or slot < last)]
+    assert view.rows(first, last)["slot"].tolist() == sorted({*wanted})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dial_module, "_PIECE_ROWS", 7)  # so that a bucket lies in several pieces
+        sums, expected = view.sums(first, last, bucket_s), Counter(s // bucket_s for s in wanted)
+    assert sums["slot"].tolist() == [bucket * bucket_s for bucket in sorted(expected)]
+    assert sums["messages"].tolist() == [expected[bucket] for bucket in sorted(expected)]
+    length_bytes = sum(
+        int(row["length_bytes"]) for slot in {*wanted} if (row := view.row(slot)) is not None
+    )
+    assert int(sums["length_bytes"].sum()) == length_bytes

@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import wraps
+from itertools import groupby
 from threading import RLock
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
@@ -422,16 +423,22 @@ class _Servicer(pb_grpc.DelayWheelServicer):
     @_answering
     def ListSlots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
         last = request.to_slot if request.HasField("to_slot") else 2**62
-        slots = [slot for slot in self._store.slots() if request.from_slot <= slot < last]
+        listed = [slot for slot in self._store.slots() if request.from_slot <= slot < last]
+        bucket_s = max(1, request.bucket_seconds)
+        buckets = {
+            first: [*of] for first, of in groupby(listed, lambda s: s // bucket_s * bucket_s)
+        }
+        slots = [*buckets]
         limit = min(request.limit or 10_000, 10_000)
         answer = pb.ListSlotsResponse(
             node="memory",
             counted_by=["memory"],
             progress=pb.Progress(due_ms=self._store.now_ms),
             next_slot=slots[limit] if len(slots) > limit else None,
+            bucket_seconds=request.bucket_seconds,
         )
         for slot in slots[:limit]:
-            kept = self._store.in_slot(slot)
+            kept = [each for second in buckets[slot] for each in self._store.in_slot(second)]
             answer.slots.add(
                 slot=slot,
                 messages=len(kept),

@@ -116,6 +116,27 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
             each.call: {"count": each.count, "longest_ms": each.longest_ms}
             for each in report.waiting_calls
         },
+        "counts": if_set(report, "counts", _counts),
+    }
+
+
+def _counts(counts: pb.MemberCounts) -> dict[str, Any]:
+    return {
+        "accepted_messages": counts.accepted_messages,
+        "acknowledged_messages": counts.acknowledged_messages,
+        "accepted_cancels": counts.accepted_cancels,
+        "refused_messages": {each.reason: each.messages for each in counts.refused_messages},
+        "forwarded_messages": counts.forwarded_messages,
+        "dead_letters": {each.reason: each.messages for each in counts.dead_letters},
+        "lateness": if_set(counts, "lateness", _lateness),
+    }
+
+
+def _lateness(lateness: pb.LatenessHistogram) -> dict[str, Any]:
+    return {
+        "bounds_us": list(lateness.bounds_us),
+        "counts": list(lateness.counts),
+        "sum_us": lateness.sum_us,
     }
 
 

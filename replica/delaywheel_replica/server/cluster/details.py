@@ -5,7 +5,7 @@ processes started, and how many messages are pending, each counted once.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.alone import alone_messages
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import (
     NodeView,
     done_slot,
@@ -53,6 +54,7 @@ class OwnReport:
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
         insecure: What its ports lack that other machines reach, for people.
         unchecked: What of Kafka is checked by hand, for people.
+        counts: What the server counts.
     """
 
     started_ms: int
@@ -65,6 +67,7 @@ class OwnReport:
     waiting: Callable[[], Mapping[str, tuple[int, int]]] = dict
     insecure: str = ""
     unchecked: str = ""
+    counts: NodeCounts = field(default_factory=NodeCounts)
 
 
 class Details:
@@ -128,6 +131,7 @@ class Details:
             wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
         )
         self._add_security(report)
+        report.counts.CopyFrom(_counted(self._own_report.counts, self._view.cleaner.status))
         for call, (count, longest_ms) in self._own_report.waiting().items():
             report.waiting_calls.add(call=call, count=count, longest_ms=longest_ms)
         if answer.HasField("refusing"):
@@ -180,6 +184,31 @@ class Details:
             gaps=state.gaps,
             gap_messages=state.gap_messages,
         )
+
+
+def _counted(counts: NodeCounts, cleaner: CleanerStatus | None) -> pb.MemberCounts:
+    counted = pb.MemberCounts(
+        accepted_messages=counts.messages,
+        acknowledged_messages=counts.acknowledged,
+        accepted_cancels=counts.cancels,
+        refused_messages=_by_reason(
+            {reason.value: messages for reason, messages in counts.refused.copy().items()}
+        ),
+    )
+    if cleaner is not None:
+        counted.forwarded_messages = cleaner.counters.get("forwarded", 0)
+        counted.dead_letters.extend(_by_reason(cleaner.dead_by_reason))
+    if cleaner is not None and cleaner.lateness is not None:
+        late = cleaner.lateness
+        told = pb.LatenessHistogram(
+            bounds_us=late.bounds_us, counts=late.counts, sum_us=late.sum_us
+        )
+        counted.lateness.CopyFrom(told)
+    return counted
+
+
+def _by_reason(counts: Mapping[str, int]) -> list[pb.ReasonCount]:
+    return [pb.ReasonCount(reason=reason, messages=n) for reason, n in counts.items() if n]
 
 
 def _unavailable(topic: UnavailableTopic) -> pb.UnavailableTopic:

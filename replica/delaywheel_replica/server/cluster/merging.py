@@ -195,10 +195,14 @@ def slots_joined(
         limit: The most seconds.
     """
     answers = {own.node: own}
-    answer = pb.ListSlotsResponse(node=own.node, wheels=own.wheels)
+    answer = pb.ListSlotsResponse(
+        node=own.node, wheels=own.wheels, bucket_seconds=own.bucket_seconds
+    )
     for node, other in others.items():
         if isinstance(other, Silent):
             answer.silent.add(node=node, why=other.why)
+        elif other.bucket_seconds != own.bucket_seconds:
+            answer.silent.add(node=node, why="its release knows no sums of seconds")
         else:
             answers[node] = other
     answer.counted_by.extend(answers)

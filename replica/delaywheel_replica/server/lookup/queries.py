@@ -409,7 +409,11 @@ class Queries:
     ) -> pb.ListSlotsResponse:
         limit = slots_at_most(request)
         to_slot = request.to_slot if request.HasField("to_slot") else None
-        rows = self._dial.rows(request.from_slot if request.HasField("from_slot") else 0, to_slot)
+        from_slot = request.from_slot if request.HasField("from_slot") else 0
+        if request.bucket_seconds > 1:
+            rows = self._dial.sums(from_slot, to_slot, request.bucket_seconds)
+        else:
+            rows = self._dial.rows(from_slot, to_slot)
         answer = pb.ListSlotsResponse(
             slots=[
                 pb.SlotRow(
@@ -427,6 +431,7 @@ class Queries:
             wheels=wheels_of(status, self._view, of_all=False),
             progress=progress_message(progress),
             counted_by=[status.heartbeat.node],
+            bucket_seconds=request.bucket_seconds,
         )
         if len(rows) > limit:
             answer.next_slot = int(rows[limit]["slot"])

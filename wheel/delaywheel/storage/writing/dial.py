@@ -12,6 +12,7 @@ the index rows behind them. Readers take no lock and may see a half-changed row;
 look at may depend on it.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,6 +45,8 @@ DIAL_ROW: Final[np.dtype[Any]] = np.dtype(
         ("wheels", "<u8"),  # how many wheels have frames in the slot
     ]
 )
+
+_NO_ROWS: Final = np.empty(0, DIAL_ROW)
 
 HORIZONS: Final = (
     ("overdue", 0),
@@ -220,10 +223,28 @@ class DialView:
 
     def rows(self, from_slot: int = 1, to_slot: int | None = None) -> NDArray[Any]:
         """Returns copies of the rows of ``from_slot`` <= slot < ``to_slot``, ascending."""
-        slots = self._table["slot"].copy()
-        wanted = (slots >= max(from_slot, 1)) & (slots < (to_slot or np.iinfo(np.int64).max))
-        rows = self._table[wanted]
+        rows = np.concatenate([*self._pieces(from_slot, to_slot), _NO_ROWS])
         return rows[np.argsort(rows["slot"], kind="stable")]
+
+    def sums(self, from_slot: int, to_slot: int | None, bucket_s: int) -> NDArray[Any]:
+        """Returns the same, summed by multiples of a bucket's seconds; `slot` is its first one."""
+        pieces = (_summed(piece, bucket_s) for piece in self._pieces(from_slot, to_slot))
+        # A bucket may lie in several pieces.
+        return _summed(np.concatenate([*pieces, _NO_ROWS]), bucket_s)
+
+    def _pieces(self, from_slot: int, to_slot: int | None) -> Iterator[NDArray[Any]]:
+        """Yields the rows: one call on a long span would block all other threads until its end."""
+        first, rows = max(from_slot, 1), len(self._table)
+        last = np.iinfo(np.int64).max if to_slot is None else to_slot
+        if last - first >= rows:
+            for start in range(0, rows, _PIECE_ROWS):
+                piece = self._table[start : start + _PIECE_ROWS].copy()
+                yield piece[(piece["slot"] >= first) & (piece["slot"] < last)]
+            return
+        for start in range(first, last, _PIECE_ROWS):
+            slots = np.arange(start, min(start + _PIECE_ROWS, last))
+            piece = self._table[slots % rows]
+            yield piece[piece["slot"] == slots]
 
     def pending(self, now_slot: int, done_slot: int) -> tuple[Pending, ...]:
         """Returns what is pending, grouped by how far ahead it is due.
@@ -253,3 +274,18 @@ class DialView:
             Pending(name, int(messages), int(length_bytes))
             for (name, _), messages, length_bytes in zip(HORIZONS, *sums, strict=True)
         )
+
+
+def _summed(rows: NDArray[Any], bucket_s: int) -> NDArray[Any]:
+    """Returns one row for each bucket, ascending; of wheels the most of a row."""
+    if not len(rows):
+        return rows
+    rows = rows[np.argsort(rows["slot"], kind="stable")]
+    buckets = rows["slot"] // bucket_s * bucket_s
+    starts = np.flatnonzero(np.diff(buckets, prepend=-1))
+    sums = np.empty(len(starts), DIAL_ROW)
+    sums["slot"] = buckets[starts]
+    for name in ("messages", "length_bytes", "frames", "cancels"):
+        sums[name] = np.add.reduceat(rows[name], starts)
+    sums["wheels"] = np.maximum.reduceat(rows["wheels"], starts)
+    return sums
