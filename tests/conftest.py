@@ -7,6 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -17,19 +18,23 @@ from hypothesis.internal.conjecture import engine
 from local.loopback.kafka import JVM_VARIABLE
 from local.loopback.kafka_jars import cache_folder
 from local.loopback.shared import BROKER_VARIABLE, TEST_JVM, JoinedBroker, SharedBroker
-from support.process.failures import pytest_configure
+from support.process import failures
+from support.process.cpu import CpuTimes
 from support.process.spark import spark
 from support.server.forked import fork_node
 
-__all__ = ["pytest_configure", "spark"]
+__all__ = ["spark"]
 
 # As in scripts/: hundreds of processes start here, and most of a start would be compiling.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 os.environ.setdefault(JVM_VARIABLE, TEST_JVM)
-# Nor do other JVMs live longer: Spark, what starts it, Maven and what that runs.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+# Nor do other JVMs live longer: Spark, what starts it, Maven and what that runs. Of its code Spark
+# fills the 48 MB that the quick compiler has by itself, and threw half away, to compile it again.
+os.environ.setdefault(
+    "JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+)
 
 # Nothing here multiplies matrices: each process would start threads for it with numpy, which is a
 # tenth of what a server computes to start.
@@ -56,6 +61,14 @@ settings.load_profile(PROFILE)
 if PROFILE == "short":
     assert engine.MAX_SHRINKING_SECONDS, "hypothesis has no setting for it"
     engine.MAX_SHRINKING_SECONDS = 20
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Failures are said at once; what each test computes, where somebody asks for it."""
+    failures.pytest_configure(config)
+    if file := os.environ.get("DELAYWHEEL_CPU"):
+        group = Path(os.environ["DELAYWHEEL_CPU_GROUP"])
+        config.pluginmanager.register(CpuTimes(group, Path(file)))
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""scripts/chaos on a real broker and one node: two disturbances, and nothing is left behind.
+"""scripts/chaos on a real broker and one node: a disturbance, at night two, and nothing is left.
 
 What becomes of messages while one of three leads after another, test_demo_whole.py shows with the
 same reader and the same comparison of copies, and tests/e2e/three_nodes with open transactions.
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from local.loopback.postgres import has_postgres
+from support.process.night import NIGHT
 from support.process.script_run import (
     assert_nothing_is_left,
     cluster_folders,
@@ -24,13 +25,14 @@ from support.process.script_run import (
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) -> None:
+def test_every_message_is_accounted_for_across_a_disturbance(tmp_path: Path) -> None:
     before = cluster_folders()
     figures = tmp_path / "figures.json"
-    hows = ("--how", "transaction", "--how", "server")
+    hows = ["transaction", "server"] if NIGHT else ["transaction"]
     shop = ("--halves", "20") if has_postgres() else ()
     chaos = start_script(
-        *("chaos.run", "--nodes", "1", "--plain", "--kills", "1", "--calm", "2", *hows),
+        *("chaos.run", "--nodes", "1", "--plain", "--kills", "1", "--calm", "2"),
+        *(word for how in hows for word in ("--how", how)),
         *("--rate", "20", "--json", str(figures), *shop),
     )
     read_until(chaos, "messages a second")
@@ -48,7 +50,7 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     assert found["mirrors"]["nodes"] == 1
     assert found["verdict"]["accepted"] > 10_000
     done = {row["how"]: row for row in found["disturbances"]}
-    assert done.keys() == {"transaction", "server"}
+    assert done.keys() == set(hows)
     # By a later election: on a busy machine a second one may bring the same node back.
     assert done["transaction"]["open_records"] > 0
     # Nothing continues without a leader, which takes at least some heartbeats to find.

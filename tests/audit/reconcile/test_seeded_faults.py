@@ -1,6 +1,8 @@
 """Faults seeded into a real run, and the reconciliation that must find these and no others.
 
-One run of three nodes for all tests, some 45 s; then Spark, once, over both topics.
+One run of three nodes for all tests, some 45 s; then Spark, once, over both topics. A push has each
+fault as a case of its own (test_reconcile_cases.py), ledger files and records that are gone on a
+real Kafka (test_reconcile_job.py), and the books of a real run with a kill (test_demo_whole.py).
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from delaywheel_audit.matching.findings import is_error
 from delaywheel_audit.matching.summary import ANSWERS, COUNTS, Summary
 from delaywheel_audit.options import Options
 from local.loopback.kafka import KafkaBroker
+from support.process.night import at_night
 from support.seeded.books import INTERVAL_MS, Found
 from support.seeded.run import HOUR_MS, LATE_TOLERANCE_MS, SeededRun
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [at_night, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Result:

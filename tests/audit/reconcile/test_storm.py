@@ -3,8 +3,9 @@
 Some records go to consumers that fail by a plan, and whose retries are records of the ingress topic
 again: each history must be exactly its plan's. Meanwhile other messages are sent to a node, and
 rescheduled, or cancelled in groups: none of them is at both dues, and none at neither. In the end
-nothing is left behind, and the books show the same. As many records as `DELAYWHEEL_STORM_RECORDS`
-says; the figures are printed (`pytest -s`).
+nothing is left behind, and at night the books show the same (a push has books of a run with a kill
+in test_demo_whole.py). As many records as `DELAYWHEEL_STORM_RECORDS` says; the figures are printed
+(`pytest -s`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from local.loopback.node import PROCESSES, Node, send_signal
 from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
+from support.process.night import NIGHT
 from support.services.changing import Changing
 from support.services.ingress import IngressLoad, faults_of
 from support.services.service import wait_until
@@ -42,9 +44,9 @@ from support.services.trio import seen_by
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
-RECORDS = int(os.environ.get("DELAYWHEEL_STORM_RECORDS", "2000"))
+RECORDS = int(os.environ.get("DELAYWHEEL_STORM_RECORDS", "1400"))
 SEED = int(os.environ.get("DELAYWHEEL_STORM_SEED", "12"))
-"""With 2,000 records the leader is killed, the broker, and the leader again."""
+"""With 1,400 records the leader is killed, and then the broker."""
 PER_TURN = max(30, RECORDS // 2_000)
 AHEAD_MS = 8_000
 WORK_PER_TURN = 2
@@ -192,7 +194,7 @@ class Work:
 
 
 def test_everything_is_killed_at_random(
-    cluster: LocalCluster, broker: KafkaBroker, spark: SparkSession, tmp_path: Path
+    cluster: LocalCluster, broker: KafkaBroker, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     create_topic(broker.address, "orders", partitions=PARTITIONS)
     create_topic(broker.address, CHANGES)
@@ -206,8 +208,10 @@ def test_everything_is_killed_at_random(
     storm.watched("nothing of it is left", lambda: is_tidy(cluster, last_s))
     with CommittedReader(broker.address, CHANGES) as reader:
         changing.assert_true(reader)
-    books = reconciled(broker, tmp_path, spark)
-    print(json.dumps(figures | {"books": books}))  # noqa: T201 - what was asked for
+    print(json.dumps(figures))  # noqa: T201 - what was asked for
+    if not NIGHT:
+        return
+    books = reconciled(broker, tmp_path, request.getfixturevalue("spark"))
     sent = figures["sent"] + figures["work"] + figures["retries"]
     assert (books["findings"], books["acknowledged"]) == ({}, sent), figures
     assert books["forwarded"] == sent

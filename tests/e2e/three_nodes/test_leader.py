@@ -121,8 +121,8 @@ def test_cancels_race_a_leader_change(proxied: Proxied, kafka: KafkaBroker, topi
     outcomes: dict[bytes, CancelOutcome | None] = {}
     with trio.client() as client, CommittedReader(kafka.address, topic) as reader:
         batch = [
-            Message(topic, b"%d" % n, delay=timedelta(seconds=3, milliseconds=30 * n))
-            for n in range(200)
+            Message(topic, b"%d" % n, delay=timedelta(seconds=3, milliseconds=60 * n))
+            for n in range(100)
         ]
         taken = client.produce_many(batch)
         assert not [result.error for result in taken if result.error]

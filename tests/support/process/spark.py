@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # It begins with more memory than by itself: it would clean up 20 times before it works.
-_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m -Xms1g -XX:MetaspaceSize=256m"
+_JAVA = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -Xss2m -Xms1500m"
+    " -Xmn900m -XX:MetaspaceSize=256m"
+)
 
 FEW_ROWS: dict[str, Any] = {
     "spark.sql.shuffle.partitions": "2",
@@ -140,7 +143,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
+        .config("spark.driver.memory", "1500m")
         .config("spark.driver.extraJavaOptions", f"{_JAVA} -Dderby.system.home={folder}")
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
