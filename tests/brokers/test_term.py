@@ -18,6 +18,7 @@ from local.loopback.brokers import Brokers
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import send_signal
 from support.kafka.read_committed import CommittedReader
+from support.process.night import at_night
 from support.services.service import wait_until
 from support.services.trio import NO_METRICS
 
@@ -25,6 +26,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 MOVES = 3
 EVERY_S = 3.0
+SEND_EVERY_S = 0.1
+"""Nearly each message is a transaction of its own, on three brokers."""
 PARTITIONS = 3
 PATIENT_S = 120.0
 """A busy machine takes half a minute to start a broker, and what waited for that half as long."""
@@ -63,7 +66,7 @@ class Topic(CommittedReader):
 
     def wait_for_new(self) -> None:
         """Waits for messages that are sent only now."""
-        self.wait_for(len(self.sent) + 50, timeout_s=PATIENT_S)
+        self.wait_for(len(self.sent) + 10, timeout_s=PATIENT_S)
 
     def check(self) -> None:
         """All have arrived, each once and none early."""
@@ -88,7 +91,7 @@ def sending(cluster: LocalCluster, topics: Sequence[Topic]) -> Iterator[None]:
     with Client(cluster.nodes[0].address, timeout=60) as client:
 
         def send() -> None:
-            while not ends.wait(0.02):
+            while not ends.wait(SEND_EVERY_S):
                 for topic in topics:
                     topic.send(client)
 
@@ -120,6 +123,7 @@ def test_leaders_and_coordinators_move_within_a_term(
     assert terms_lost(folder) == before
 
 
+@at_night  # it cannot fail yet, whatever it sees
 @pytest.mark.xfail(
     strict=False,
     reason="once in four runs a leader with two ids kept stands still until the broker is back",

@@ -7,6 +7,7 @@ time may be away.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import socket
 import struct
@@ -102,6 +103,7 @@ class Brokers:
                 broker.kill()
             else:
                 broker.stop()
+        vars(self).pop("_admin", None)
         if self._own_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -153,14 +155,16 @@ class Brokers:
         self._ask(ALTER_REASSIGNMENTS, _timeout() + _reassignments(topics) + b"\0")
 
     def _partitions(self) -> dict[tuple[str, int], Any]:
-        topics = self._admin().list_topics(timeout=CALL_S).topics.values()
+        topics = self._admin.list_topics(timeout=CALL_S).topics.values()
         return {
             (topic.topic, number): found
             for topic in topics
             for number, found in topic.partitions.items()
         }
 
+    @functools.cached_property
     def _admin(self) -> Any:
+        """One for all questions: who waits asks many times, and each begins with connections."""
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` must not need it
 
         return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
