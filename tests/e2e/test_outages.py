@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,21 +23,18 @@ from support.services.service import Service, wait_until
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
-@pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
-    """A broker that the test may stop."""
-    with KafkaBroker(tmp_path / "kafka", heap="512m") as broker:
-        yield broker
-
-
-def test_kafka_stopped_for_longer_than_a_transaction_lasts(
-    own_kafka: KafkaBroker, tmp_path: Path
+def test_kafka_away_for_longer_than_a_transaction_lasts(
+    kafka: KafkaBroker, tmp_path: Path, cluster_id: str
 ) -> None:
-    topic = f"orders-{uuid.uuid4().hex[:8]}"
-    create_topic(own_kafka.address, topic)
-    with Service(own_kafka.address, tmp_path / "cluster", "outage") as service:
-        sent: list[bytes] = []
-        with service.client(timeout=10.0) as client:
+    topic = f"orders-{cluster_id}"
+    create_topic(kafka.address, topic)
+    service = Service(kafka.proxy_address, tmp_path / "cluster", cluster_id)
+    with ExitStack() as stack:
+        stack.callback(service.stop)
+        with KafkaProxy(kafka):
+            service.start()
+            client = stack.enter_context(service.client(timeout=10.0))
+            sent: list[bytes] = []
 
             def send() -> None:
                 batch = [
@@ -49,17 +45,15 @@ def test_kafka_stopped_for_longer_than_a_transaction_lasts(
                 sent.extend(m.value for m in batch if m.value is not None)
 
             send()
-            own_kafka.stop()
 
-            def is_seen_as_late() -> bool:
-                send()  # acceptance does not need Kafka
-                return service.status().lateness_ms > TRANSACTION_TIMEOUT_MS
+        def is_seen_as_late() -> bool:
+            send()  # acceptance does not need Kafka
+            return service.status().lateness_ms > TRANSACTION_TIMEOUT_MS
 
-            wait_until("who watches sees it", is_seen_as_late, every_s=0.2)
-            wait_until("it leads no more, and says why", partial(_stands_back, service))
-            own_kafka.start()
+        wait_until("who watches sees it", is_seen_as_late, every_s=0.5)
+        wait_until("it leads no more, and says why", partial(_stands_back, service))
+        with KafkaProxy(kafka), CommittedReader(kafka.address, topic) as reader:
             send()
-        with CommittedReader(own_kafka.address, topic) as reader:
             reader.wait_for(len(sent), timeout_s=90)
             assert sorted(m.value() or b"" for m in reader.read_to_end()) == sorted(sent)
 

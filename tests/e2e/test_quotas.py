@@ -11,7 +11,7 @@ import pytest
 from delaywheel import Client, Message
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.kafka import KafkaBroker
-from support.kafka.quotas import set_default_quota
+from support.kafka.quotas import set_quota
 from support.kafka.read_committed import CommittedReader, create_topic
 from support.services.service import wait_until
 from support.services.trio import NO_METRICS
@@ -19,37 +19,38 @@ from support.services.trio import NO_METRICS
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
-def test_what_is_due_at_once_goes_out_as_the_quota_has_it(tmp_path: Path) -> None:
+def test_what_is_due_at_once_goes_out_as_the_quota_has_it(
+    kafka: KafkaBroker, tmp_path: Path, cluster_id: str
+) -> None:
     bytes_per_s, messages = 200_000, 3_000
-    with KafkaBroker(tmp_path / "kafka", heap="512m") as broker:
-        for topic in ("orders", "mails"):
-            create_topic(broker.address, topic, partitions=3)
-        settings = {"cluster_id": "throttled", **NO_METRICS}
-        with (
-            LocalCluster(
-                kafka=broker.address, folder=tmp_path / "cluster", settings=settings
-            ) as cluster,
-            CommittedReader(broker.address, "orders", partitions=3) as orders,
-            CommittedReader(broker.address, "mails", partitions=3) as mails,
-        ):
-            cluster.wait_until_accepting()
-            set_default_quota(broker.address, "producer_byte_rate", bytes_per_s)
-            node = cluster.nodes[0].address
-            epoch = leader_of(node)
-            with Client(node) as client:
-                due = datetime.fromtimestamp(time.time() + 5, UTC)
-                sent = [
-                    Message("orders", b"%d" % n + b"." * 1_000, key=b"%d" % n, deliver_at=due)
-                    for n in range(messages)
-                ]
-                assert all(result.handle for result in client.produce_many(sent))
-                client.produce("mails", b"beside", delay="6s")
-            wait_until("it says so", lambda: "throttles" in said(node), timeout_s=60)
-            mails.wait_for(1, timeout_s=120)
-            orders.wait_for(messages, timeout_s=120)
-            assert len({one.key() for one in orders.read_to_end()}) == messages
-            assert len(orders.messages) == messages
-            assert leader_of(node) == epoch
+    many, beside = f"orders-{cluster_id}", f"mails-{cluster_id}"
+    for topic in (many, beside):
+        create_topic(kafka.address, topic, partitions=3)
+    settings = {"cluster_id": cluster_id, **NO_METRICS}
+    with (
+        LocalCluster(kafka=kafka.address, folder=tmp_path, settings=settings) as cluster,
+        CommittedReader(kafka.address, many, partitions=3) as orders,
+        CommittedReader(kafka.address, beside, partitions=3) as mails,
+    ):
+        cluster.wait_until_accepting()
+        leader = f"delaywheel-{cluster_id}-{cluster.nodes[0].id}-leader"
+        set_quota(kafka.address, leader, "producer_byte_rate", bytes_per_s)
+        node = cluster.nodes[0].address
+        epoch = leader_of(node)
+        with Client(node) as client:
+            due = datetime.fromtimestamp(time.time() + 5, UTC)
+            sent = [
+                Message(many, b"%d" % n + b"." * 1_000, key=b"%d" % n, deliver_at=due)
+                for n in range(messages)
+            ]
+            assert all(result.handle for result in client.produce_many(sent))
+            client.produce(beside, b"beside", delay="6s")
+        wait_until("it says so", lambda: "throttles" in said(node), timeout_s=60)
+        mails.wait_for(1, timeout_s=120)
+        orders.wait_for(messages, timeout_s=120)
+        assert len({one.key() for one in orders.read_to_end()}) == messages
+        assert len(orders.messages) == messages
+        assert leader_of(node) == epoch
 
 
 def leader_of(node: str) -> int:

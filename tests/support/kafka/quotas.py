@@ -9,10 +9,10 @@ ALTER_CLIENT_QUOTAS = 49
 CALL_S = 10.0
 
 
-def set_default_quota(address: str, name: str, value: float) -> None:
-    """Sets a quota of each client id that has none of its own."""
-    of_all, only_validate, removes = struct.pack(">h", -1), b"\0", b"\0"
-    entity = struct.pack(">i", 1) + _text("client-id") + of_all
+def set_quota(address: str, client: str, name: str, value: float) -> None:
+    """Sets a quota of a client id."""
+    only_validate, removes = b"\0", b"\0"
+    entity = struct.pack(">i", 1) + _text("client-id") + _text(client)
     change = struct.pack(">i", 1) + _text(name) + struct.pack(">d", value) + removes
     body = struct.pack(">i", 1) + entity + change + only_validate
     head = struct.pack(">hhih", ALTER_CLIENT_QUOTAS, 0, 1, -1)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from unittest.mock import patch
 
 from delaywheel import Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.app import main
 from local.loopback.cluster import described
 from local.loopback.node import PROCESSES, send_signal
 from support.server.forked import Forked, fork_program
@@ -47,15 +50,21 @@ def wait_until(
 
 
 def run_cli_at(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command line tool against a node."""
-    return subprocess.run(
-        [sys.executable, "-m", "delaywheel_replica.cli.app", *arguments],
-        env={**os.environ, "DELAYWHEEL_SERVER": address},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
+    """Runs the command line tool against a node, in this process: to load it takes longest."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    code = 0
+    with (
+        patch.dict(os.environ, {"DELAYWHEEL_SERVER": address}),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main(arguments)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 0
+    out.seek(0)
+    err.seek(0)
+    return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
 
 class Service:
