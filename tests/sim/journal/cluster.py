@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from sim.journal import copying, filling, leader
-from sim.journal.disk import BAD, NoRoom
+from sim.journal.disk import BAD, NoRoom, NotSynced
 from sim.journal.leader import Progress
 from sim.journal.member import SLOTS, Frame, Member, Row, Task
 from sim.journal.rules import RULES, Rules
@@ -39,6 +39,8 @@ class Cluster:
         lost: frames that were declared lost.
         partly_lost: seconds of which something was.
         replaced: members whose disks are new.
+        lacks: what members said to lack, with their life and falls of then.
+        targets: the end of the origin that each member heard first.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Cluster:
         self.partly_lost: set[int] = set()
         self.replaced: set[int] = set()
         self.pins: list[int] = []
+        self.lacks: dict[int, tuple[tuple[int, int], set[int]]] = {}
+        self.targets: dict[int, int] = {}
         self.members = [Member(name, rules) for name in range(members)]
         self.heard = [0] * members
         self.is_written = True
@@ -145,10 +149,7 @@ class Cluster:
         seq = member.end + 1
         if not member.is_up or (member.name == 0 and self.is_written):
             return
-        if self.closed_at is None:
-            if member.name in self.replaced or (member.fenced and seq > self.filling_to):
-                return
-        elif seq > self.closed_at:
+        if not self.may_take(member, seq):
             return
         if seq in self.lost:
             self._take(member, Frame(seq))
@@ -168,10 +169,16 @@ class Cluster:
             self.say(f"{seq} from {sender.name} to {member.name}")
         elif sender.filled >= seq:
             if member.task is None:
-                member.task = copying.copying(member, sender, self.pins)
+                member.task = copying.copying(member, sender, self.pins, self.may_take)
                 self.say(f"{member.name} begins to copy files of {sender.name}")
         else:
             sender.look()
+
+    def may_take(self, member: Member, seq: int) -> bool:
+        """Whether a member may take a frame, by what it has promised."""
+        if self.closed_at is not None:
+            return seq <= self.closed_at
+        return member.name not in self.replaced and (not member.fenced or seq <= self.filling_to)
 
     def acknowledge(self) -> None:
         """The origin hears what members hold."""
@@ -214,6 +221,9 @@ class Cluster:
             except NoRoom:
                 member.task = None
                 self.say(f"{member.name} has no room for it")
+            except NotSynced:
+                member.task = None
+                self.say(f"{member.name} cannot sync it")
 
     def _task(self, member: Member) -> Task | None:
         following = filling.next_fill(member, self.closed_at)
@@ -250,7 +260,7 @@ class Cluster:
                 self.chance.shuffle(others)
                 if copying.repair(member, slot, others):
                     self.say(f"{member.name} has repaired {slot}")
-        except NoRoom:
+        except (NoRoom, NotSynced):
             return
 
     # --- trouble
@@ -272,7 +282,8 @@ class Cluster:
             self.is_written = False
         if is_machine:
             member.disk.crash(self.chance)
-            member.incomplete = member.incomplete or not self.syncs_groups
+            if self.rules.crashed_is_incomplete:
+                member.incomplete = member.incomplete or not self.syncs_groups
             self.heard[member.name] = 0
         self.say(f"{member.name} ends{' with its machine' if is_machine else ''}")
 
@@ -288,11 +299,13 @@ class Cluster:
         self.say(f"{member.name} begins")
 
     def complete(self) -> None:
-        """A member that holds what the origin has written is complete again."""
+        """A member that holds what the origin has written by then is complete again."""
         origin = self.members[0]
         if self.is_written and origin.is_up:
             for member in self.members[1:]:
-                if member.is_up and member.incomplete and member.end >= origin.end:
+                first = self.targets.setdefault(member.name, origin.end)
+                target = origin.end if self.rules.complete_by_later_end else first
+                if member.is_up and member.incomplete and member.end >= target:
                     member.incomplete = False
 
     def damage(self) -> None:
@@ -324,6 +337,14 @@ class Cluster:
             member.disk.refused.add(self.chance.choice(sorted(keys)))
             self.say(f"{member.name} cannot read {member.disk.refused}")
 
+    def fail_sync(self) -> None:
+        """The next sync of a member's sections or entries fails."""
+        if self.troubles > 0:
+            self.troubles -= 1
+            member = self.chance.choice(self.members)
+            member.disk.fails = True
+            self.say(f"{member.name} will not sync")
+
     def fill_disk(self) -> None:
         """A disk is full, or has room again."""
         member = self.chance.choice(self.members)
@@ -336,8 +357,11 @@ class Cluster:
         """A member comes back with a new disk."""
         if self.replaced or self.replacements <= 0:
             return
-        member = self.chance.choice(self.members)
         self.replacements -= 1
+        self.replace_disk(self.chance.choice(self.members))
+
+    def replace_disk(self, member: Member) -> None:
+        """A member's disk is another one from now on."""
         self.end_process(member, is_machine=False)
         member.harmed = 0
         member.wipe()
@@ -467,8 +491,15 @@ class Cluster:
         if self.rules.cuts_beyond_end:
             member.cut(self.closed_at)
 
+    def say_lacks(self, member: Member | None = None) -> None:
+        """A member says which frames it lacks."""
+        member = member or self.chance.choice(self.members)
+        if member.is_up:
+            seqs = {seq for seq in range(1, FRAMES + 1) if not member.has(seq)}
+            self.lacks[member.name] = (member.life, member.falls), seqs
+
     def declare_lost(self) -> None:
-        """Declares frames lost that no member has whole, new ones included.
+        """Declares frames lost that all members said to lack, new ones included.
 
         Each puts an empty frame there.
         """
@@ -476,7 +507,9 @@ class Cluster:
         if not all(member.is_up for member in self.members):
             return
         for seq in range(1, end + 1):
-            if seq not in self.lost and not any(member.has(seq) for member in self.members):
+            if seq not in self.lost and all(self._is_lacked(seq, each) for each in self.members):
+                if any(member.has(seq) for member in self.members):
+                    raise Wrong(f"{seq} is declared lost, and is whole")
                 self.lost.add(seq)
                 self.say(f"{seq} is lost")
         for member in self.members:
@@ -485,6 +518,12 @@ class Cluster:
                 self._take(member, Frame(before + 1))
                 if member.end == before:
                     break
+
+    def _is_lacked(self, seq: int, member: Member) -> bool:
+        said, seqs = self.lacks.get(member.name, ((0, 0), set()))
+        is_said = seq in seqs and member.end < seq
+        counts = said == (member.life, member.falls) or not self.rules.lacks_end_with_falls
+        return is_said and counts
 
     def put_together(self) -> None:
         """What no member has whole of a second is lost, once all have filled everything."""
@@ -516,7 +555,8 @@ class Cluster:
             self.crash: 1.4, self.restart: 3, self.complete: 2, self.damage: 0.7, self.repair: 4,
             self.seal_up: 1, self.forward: 3, self.publish: 3, self.floor_up: 1,
             self.learn_floor: 2, self.promise: 4, self.close: 3, self.replace: 0.3,
-            self.sync_some: 2, self.declare_lost: 0.5, self.refuse: 0.8, self.fill_disk: 0.8,
+            self.sync_some: 2, self.declare_lost: 1, self.say_lacks: 2, self.refuse: 0.8,
+            self.fill_disk: 0.8, self.fail_sync: 0.5,
         }  # fmt: skip
         events, chances = list(weights), list(weights.values())
         for _ in range(STEPS):
@@ -531,7 +571,7 @@ class Cluster:
         self.is_written = False
         for number in range(SETTLING):
             for member in self.members:
-                member.disk.full = False
+                member.disk.full = member.disk.fails = False
                 member.disk.refused.clear()
                 self.restart(member)
                 self.learn_floor(member)
@@ -539,6 +579,8 @@ class Cluster:
                     member.known = max(member.known, self.closed_at)
             self.promise()
             self.close()
+            for member in self.members:
+                self.say_lacks(member)
             self.declare_lost()
             for member in self.members:
                 self.cut(member)
@@ -557,7 +599,9 @@ class Cluster:
 
     def sync_some(self) -> None:
         """A kernel writes something to its medium."""
-        self.chance.choice(self.members).disk.sync(self.chance.choice("jst"))
+        disk = self.chance.choice(self.members).disk
+        if not disk.fails:
+            disk.sync(self.chance.choice("jst"))
 
     # --- what must hold
 
@@ -607,16 +651,20 @@ class Cluster:
         acknowledged = [seq for seq in self.lost if seq <= self.acknowledged]
         if self.syncs_groups and not is_harmed and (self.partly_lost or acknowledged):
             raise Wrong(f"acknowledged rows lost by crashes alone: {acknowledged}")
-        for slot in (slot for slot in SLOTS if slot >= self.floor):
-            files = [member.listed(slot) for member in self.members]
-            if any(file != files[0] for file in files):
-                raise Wrong(f"second {slot} has different bytes")
+        self.compare()
         over = [one for one, times in self.progress.ends.items() if times > 1]
         if over:
             raise Wrong(f"{over} have come to their end twice")
         twice = len(self.progress.books) - len(set(self.progress.books))
         if twice and not self.partly_lost:
             raise Wrong(f"{twice} rows are in the books twice")
+
+    def compare(self) -> None:
+        """Compares the bytes of all seconds, which all members have filled as far."""
+        for slot in (slot for slot in SLOTS if slot >= self.floor):
+            files = [member.counted(slot) for member in self.members]
+            if any(file != files[0] for file in files):
+                raise Wrong(f"second {slot} has different bytes")
 
 
 def _close(task: Task) -> None:

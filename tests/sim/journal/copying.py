@@ -1,7 +1,8 @@
 """Copies by files, repairs of single seconds, and what is put together of damaged copies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from sim.journal import filling
 from sim.journal.disk import BAD, Cell, Key
 from sim.journal.member import (
     EMPTY,
@@ -9,16 +10,22 @@ from sim.journal.member import (
     SLOTS,
     Checkpoint,
     Entry,
-    Head,
     Member,
     Placed,
     Task,
     check_of,
+    whole_section,
 )
 
 
-def copying(member: Member, sender: Member, pins: list[int]) -> Task:
-    """Copies all seconds of a sender that goes on meanwhile; its frames behind G stay as pinned."""
+def copying(
+    member: Member, sender: Member, pins: list[int], may_take: Callable[[Member, int], bool]
+) -> Task:
+    """Copies all seconds of a sender that goes on meanwhile; its frames behind G stay as pinned.
+
+    Args:
+        may_take: Whether a member may take a frame, by what it has promised.
+    """
     lives, saved = (member.life, sender.life), sender.saved
     pins.append(sender.name)
     try:
@@ -32,6 +39,8 @@ def copying(member: Member, sender: Member, pins: list[int]) -> Task:
             return
         member.disk.sync("st")
         yield
+        if not may_take(member, saved.filled) and member.rules.copies_within_limit:
+            return  # it has promised to take no more, and has said how far it holds
         member.disk.save(
             SAVED, Checkpoint(saved.filled, member.floor, frozenset(member.damaged.items()))
         )
@@ -56,12 +65,17 @@ def _copying_second(member: Member, sender: Member, slot: int, filled: int) -> T
             member.harmed += 1
         yield
         return
-    if entry is None or (mine and slot not in member.damaged and mine.fill >= entry.fill):
+    is_other = mine and slot not in member.damaged and not _is_same(mine, cells)
+    if is_other and member.rules.compares_chains:
+        yield from filling.cutting_back(member, slot, member.filled)
+        mine = member.entry(slot)
+    at = mine.cells if mine and slot not in member.damaged else 0
+    if entry is None or at >= entry.cells:
         return
     if not member.rules.entries_after_copies:
         member.disk.put(Key("t", slot), entry)
         yield
-    for offset, cell in enumerate(cells):
+    for offset, cell in enumerate(cells[at:], at):
         member.disk.put(Key("s", slot, offset), cell)
     yield
     if member.rules.entries_after_copies:
@@ -70,6 +84,11 @@ def _copying_second(member: Member, sender: Member, slot: int, filled: int) -> T
         member.disk.put(Key("t", slot), entry)
         yield
     member.damaged.pop(slot, None)
+
+
+def _is_same(mine: Entry, cells: Sequence[Cell]) -> bool:
+    """Whether a sender's second begins with what a member has of it."""
+    return mine.cells <= len(cells) and check_of(cells[: mine.cells]) == mine.check
 
 
 def repair(member: Member, slot: int, others: Sequence[Member]) -> bool:
@@ -110,10 +129,5 @@ def put_together(members: Sequence[Member], slot: int, fill: int) -> None:
 
 
 def _whole_anywhere(members: Sequence[Member], slot: int, offset: int) -> list[Cell]:
-    for member in members:
-        head = member.disk.get(Key("s", slot, offset))
-        if isinstance(head, Head):
-            body = [member.disk.get(Key("s", slot, offset + 1 + n)) for n in range(head.rows)]
-            if None not in body and check_of([cell for cell in body if cell]) == head.check:
-                return [head, *(cell for cell in body if cell)]
-    return []
+    found = (whole_section(member, slot, offset) for member in members)
+    return next((cells for cells in found if cells), [])

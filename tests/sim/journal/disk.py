@@ -35,6 +35,10 @@ class NoRoom(Exception):
     """The disk is full."""
 
 
+class NotSynced(Exception):
+    """The medium has not taken what was to be synced."""
+
+
 class Disk:
     """One member's disk.
 
@@ -43,13 +47,16 @@ class Disk:
         cells: what is read: also what is not synced.
         full: nothing can be written.
         refused: cells that cannot be read at the moment.
+        fails: the next sync of sections or entries fails. What it was about can be read until the
+            machine ends, and no later sync writes it, unless it is written again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, writes_again: bool = True) -> None:
         self.medium: dict[Key, Cell] = {}
         self.cells: dict[Key, Cell] = {}
         self._unsynced: dict[Key, list[Cell | None]] = {}
-        self.full = False
+        self.full = self.fails = False
+        self._writes_again = writes_again
         self.refused: set[Key] = set()
 
     def get(self, key: Key) -> Cell | None:
@@ -76,7 +83,13 @@ class Disk:
 
     def sync(self, kinds: str, at: int | None = None) -> None:
         """Puts cells of these kinds on the medium."""
-        for key in [k for k in self._unsynced if k.kind in kinds and at in (None, k.at)]:
+        keys = [k for k in self._unsynced if k.kind in kinds and at in (None, k.at)]
+        if self.fails and any(key.kind in "st" for key in keys):
+            self.fails = False
+            for key in keys if not self._writes_again else []:
+                self._unsynced.pop(key)
+            raise NotSynced
+        for key in keys:
             self._keep(key, self._unsynced.pop(key)[-1])
 
     def save(self, key: Key, cell: Cell) -> None:

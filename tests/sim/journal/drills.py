@@ -1,60 +1,14 @@
 """Steps given by hand, to what random runs rarely reach: each shows what a broken rule leads to."""
 
 import random
-from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from sim.journal import copying, filling
-from sim.journal.cluster import Cluster, Wrong
-from sim.journal.disk import BAD, Key
-from sim.journal.member import Frame, Row, Task
+from sim.journal import filling
+from sim.journal.cluster import Wrong
+from sim.journal.disk import Key
+from sim.journal.protocol_drills import PROTOCOL_DRILLS
 from sim.journal.rules import RULES, Rules
-
-
-class Stage(Cluster):
-    """A cluster that does only what it is told; every group is synced.
-
-    Members 0, 1 and 2 are its origin and two mirrors; rows are messages.
-    """
-
-    def __init__(self, rules: Rules, members: int = 3, min_insync: int = 2) -> None:
-        super().__init__(1, rules, members=members, min_insync=min_insync)
-
-    def write(self, *slots: int, fills: int = 0) -> None:
-        """The origin writes a frame with a row for each of these seconds, or a fill record."""
-        seq = self.members[0].end + 1
-        rows = tuple(Row(slot, "m", 10 * seq + n) for n, slot in enumerate(slots))
-        self.frames[seq] = Frame(seq, rows, fills)
-        self._take(self.members[0], self.frames[seq])
-
-    def give(self, name: int, end: int) -> None:
-        """A member takes frames up to one."""
-        member = self.members[name]
-        while member.end < end:
-            self._take(member, self.frames[member.end + 1])
-
-    def acknowledge_all(self, *, heard_by: Iterable[int] = (0, 1, 2)) -> None:
-        """The origin hears what all hold, and these members hear of it."""
-        self.acknowledge()
-        for name in heard_by:
-            self.members[name].known = self.acknowledged
-
-    def do(self, task: Task) -> None:
-        """A member carries out a task to its end."""
-        for _ in task:
-            self.verify()
-
-    def fill(self, name: int) -> None:
-        """A member carries out all fills that count, and saves F."""
-        member = self.members[name]
-        while (following := filling.next_fill(member, self.closed_at)) is not None:
-            self.do(filling.filling(member, following[1], self.lost))
-        self.do(filling.saving(member, self.closed_at, keeps=False))
-
-    def spoil(self, name: int, key: Key, cell: str | None = BAD) -> None:
-        """Damages a cell."""
-        self.members[name].harmed += 1
-        self.members[name].disk.damage(key, cell)
+from sim.journal.stage import Drill, Stage
 
 
 def fallen_end(stage: Stage) -> None:
@@ -106,7 +60,7 @@ def floor_of_the_sender(stage: Stage) -> None:
     stage.floor_up()
     for name in (0, 1):
         stage.members[name].raise_floor(1)
-    stage.do(copying.copying(stage.members[2], stage.members[1], stage.pins))
+    stage.do(stage.copy(2, 1))
     stage.verify()
 
 
@@ -170,12 +124,13 @@ def lost_while_filled(stage: Stage) -> None:
     stage.write(fills=1)
     stage.acknowledge_all(heard_by=(0,))
     origin = stage.members[0]
-    task = filling.filling(origin, 1, stage.lost)
+    task = filling.filling(origin, 2, stage.lost)
     next(task)
     next(task)
     stage.spoil(0, Key("j", 1))
     origin.look()
     stage.is_written, stage.filling_to = False, 2
+    stage.say_lacks(origin)
     stage.declare_lost()
     stage.do(task)
     stage.verify()
@@ -191,23 +146,23 @@ class _Loser(random.Random):
         return 1.0
 
 
-def journal_lost_behind_entries(stage: Stage) -> None:
-    """A lone member fills what is not on its medium; the machine ends when the entries are."""
-    stage.syncs_groups = False
+def failed_sync(stage: Stage) -> None:
+    """The sync before F is saved fails, the next one has nothing to do; then the machine ends."""
     origin, chance = stage.members[0], stage.chance
     stage.write(0)
-    origin.disk.sync("j")
-    stage.write(0)
-    stage.write(fills=2)
+    stage.write(fills=1)
     stage.acknowledge_all(heard_by=(0,))
     stage.do(filling.filling(origin, 2, stage.lost))
-    origin.disk.sync("t")
+    origin.disk.fails = True
+    for _ in range(9):
+        stage.work(origin)
     stage.chance = _Loser()
     stage.end_process(origin, is_machine=True)
     stage.chance = chance
+    stage.restart(origin)
+    stage.verify()
 
 
-Drill: TypeAlias = Callable[[Stage], None]
 DRILLS: Final[dict[Drill, tuple[str, ...]]] = {
     fallen_end: ("fallen_is_incomplete",),
     damage_in_the_middle: ("keeps_aside",),
@@ -216,10 +171,11 @@ DRILLS: Final[dict[Drill, tuple[str, ...]]] = {
     refused_for_a_moment: ("notes_damage", "keeps_for_damaged"),
     page_of_zeros: ("doubts_zeros",),
     lost_while_filled: ("ends_by_falls", "cuts_back"),
-    journal_lost_behind_entries: ("syncs_journal_first",),
+    failed_sync: ("writes_again",),
+    **PROTOCOL_DRILLS,
 }
 """The drills, each with the rules without which it is wrong."""
-ALONE: Final = frozenset({refused_for_a_moment, lost_while_filled, journal_lost_behind_entries})
+ALONE: Final = frozenset({refused_for_a_moment, lost_while_filled, failed_sync})
 """Those of a wheel with one member."""
 
 

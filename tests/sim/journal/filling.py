@@ -14,6 +14,7 @@ from sim.journal.member import (
     Task,
     check_of,
     section,
+    whole_section,
 )
 
 SEGMENT = 2
@@ -30,7 +31,8 @@ def next_fill(member: Member, closed_at: int | None) -> tuple[int, int] | None:
         if frame.fills > member.filled and (closed_at is None or seq <= closed_at):
             counts = seq <= member.known or closed_at is not None
             is_ready = counts or not member.rules.fills_when_acknowledged
-            return (seq, frame.fills) if is_ready else None
+            through = seq if member.rules.fills_through_record else frame.fills
+            return (seq, through) if is_ready else None
     if closed_at is not None and member.end >= closed_at > member.filled:
         return closed_at, closed_at
     return None
@@ -79,7 +81,8 @@ class _Fill:
         slots = {found.row.slot for found in self._rows}
         if self._has_lost:
             known = {key.at: member.entry(key.at) for key in member.disk.keys("t")}
-            slots |= {slot for slot, entry in known.items() if _is_of(entry, before, fill)}
+            most = None if member.rules.cuts_all_back else fill
+            slots |= {slot for slot, entry in known.items() if _is_beyond(entry, before, most)}
         self.slots = sorted(slot for slot in slots if slot >= member.floor)
 
     def second(self, slot: int) -> Task:
@@ -91,7 +94,9 @@ class _Fill:
             )  # repaired, or made from the journal when it can be read
             return
         if member.rules.cuts_back and self._is_ahead(member.entry(slot)):
-            yield from _cutting_back(member, slot, self._before)
+            yield from cutting_back(member, slot, self._before)
+            if slot in member.damaged:
+                return
         rows = [found for found in self._rows if found.row.slot == slot]
         entry = member.entry(slot)
         if not rows or (entry is not None and entry.fill >= fill):
@@ -124,7 +129,9 @@ class _Fill:
         """Whether an entry has a fill that does not count, or in which a frame was lost since."""
         if entry is None or entry.fill <= self._before:
             return False
-        return entry.fill < self._fill or (self._has_lost and entry.fill == self._fill)
+        if entry.fill > self._fill:  # copied, or of a record that is lost, or beyond T
+            return self._member.rules.cuts_all_back
+        return entry.fill < self._fill or self._has_lost
 
 
 def saving(member: Member, closed_at: int | None, *, keeps: bool) -> Task:
@@ -198,7 +205,10 @@ def _fills(member: Member, filled: int, slot: int) -> list[tuple[int, list[Found
     """Lists the fills behind one, up to F, that have rows of a second."""
     frames = [member.frame(seq) for seq in range(filled + 1, member.filled + 1)]
     present = [frame for frame in frames if frame is not None]
-    fills = sorted({frame.fills for frame in present if frame.fills > filled} | {member.filled})
+    records = [frame for frame in present if frame.fills > filled]
+    by_record = member.rules.fills_through_record
+    ends = {record.seq if by_record else record.fills for record in records}
+    fills = sorted(ends | {member.filled})
     found, first = [], filled + 1
     for fill in fills:
         parts = [frame for frame in present if first <= frame.seq <= fill]
@@ -213,25 +223,27 @@ def _save(member: Member, filled: int, damaged: frozenset[tuple[int, int]]) -> N
     member.disk.save(SAVED, Checkpoint(filled, member.floor, damaged))
 
 
-def _is_of(entry: Entry | None, before: int, fill: int) -> bool:
-    return entry is not None and before < entry.fill <= fill
+def _is_beyond(entry: Entry | None, before: int, most: int | None) -> bool:
+    return entry is not None and before < entry.fill and (most is None or entry.fill <= most)
 
 
-def _cutting_back(member: Member, slot: int, before: int) -> Task:
-    """Puts back the entry of a second as it was after a fill."""
-    cells, offset, fill = [], 0, before
-    entry = member.entry(slot)
+def cutting_back(member: Member, slot: int, before: int) -> Task:
+    """Puts back the entry of a second as it was after a fill; or the second is damaged."""
+    entry, key, offset, fill, kept = member.entry(slot), Key("t", slot), 0, before, list[Cell]()
     assert entry is not None
     while offset < entry.cells:
         head = member.disk.get(Key("s", slot, offset))
-        if not isinstance(head, Head) or head.fill > before:
+        if isinstance(head, Head) and head.fill > before:
             break
-        cells += [member.disk.get(Key("s", slot, offset + n)) for n in range(1 + head.rows)]
-        offset, fill = offset + 1 + head.rows, head.fill
-    key = Key("t", slot)
-    if offset:
-        releases = sum(isinstance(cell, Placed) and cell.kind == "r" for cell in cells)
-        member.disk.put(key, Entry(offset, fill, releases, check_of([c for c in cells if c])))
+        found = whole_section(member, slot, offset)
+        if found is None:
+            member.damaged.setdefault(slot, before)
+            return
+        kept += found
+        offset, fill = len(kept), found[0].fill if isinstance(found[0], Head) else fill
+    if kept or member.rules.keeps_cut_entries:
+        releases = sum(isinstance(cell, Placed) and cell.kind == "r" for cell in kept)
+        member.disk.put(key, Entry(offset, fill, releases, check_of(kept)))
     else:
         member.disk.drop(key)
     member.disk.sync("t", slot)

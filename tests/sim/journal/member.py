@@ -92,6 +92,16 @@ def check_of(cells: Iterable[Cell], after: int = 0) -> int:
     return int(after)
 
 
+def whole_section(member: "Member", slot: int, offset: int) -> list[Cell] | None:
+    """Reads a section and checks it; None: it is not whole."""
+    head = member.disk.get(Key("s", slot, offset))
+    if not isinstance(head, Head):
+        return [EMPTY] if head == EMPTY else None
+    body = [member.disk.get(Key("s", slot, offset + 1 + n)) for n in range(head.rows)]
+    is_whole = None not in body and check_of([cell for cell in body if cell]) == head.check
+    return [head, *(cell for cell in body if cell)] if is_whole else None
+
+
 def section(fill: int, found: list[Found]) -> list[Cell]:
     """Returns the cells of a section: rows by kind, seq, number."""
     numbers: dict[int, int] = {}
@@ -117,7 +127,7 @@ class Member:
         answer: its greatest seq when it was fenced, and whether it was complete.
         life: counts its disks: another one begins empty.
         harmed: how much of it was damaged by something other than a crash.
-        falls: how often its end has fallen.
+        falls: how often its end has fallen, or was found by another process.
         gone: the seconds of which something has vanished.
     """
 
@@ -131,7 +141,7 @@ class Member:
     def wipe(self) -> None:
         """Begins with an empty disk."""
         self.life += 1
-        self.disk = Disk()
+        self.disk = Disk(writes_again=self.rules.writes_again)
         self.gone: set[int] = set()
         self.disk.save(SAVED, Checkpoint())
         self.fenced = self.incomplete = self.has_fallen = False
@@ -147,6 +157,7 @@ class Member:
         self.damaged = dict(saved.damaged) if self.rules.notes_damage else {}
         self.task: Task | None = None
         self.published = 0
+        self.falls += 1
         self.look()
 
     def stop(self) -> None:
@@ -245,6 +256,14 @@ class Member:
             return None if self.has_bad_entry(slot, self.filled) else []
         cells = self.content(slot, entry.cells)
         return cells if cells is not None and check_of(cells) == entry.check else None
+
+    def counted(self, slot: int) -> list[Cell] | None:
+        """Reads the cells of a second of all fills up to F; None: it is damaged."""
+        cells = self.listed(slot)
+        ahead = (
+            n for n, c in enumerate(cells or ()) if isinstance(c, Head) and c.fill > self.filled
+        )
+        return cells and cells[: next(ahead, len(cells))]
 
     def in_sections(self, slot: int) -> list[Found] | None:
         """Reads the rows of a second that are filled up to F; None: it is damaged."""

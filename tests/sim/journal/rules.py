@@ -13,6 +13,8 @@ class Rules:
     """The rules; each default is the right one.
 
     Attributes:
+        fills_through_record: a fill that was carried out covers its record, too: who has filled by
+            it never lacks it.
         fills_when_acknowledged: a fill counts once HW or T covers its record; else once it is held.
         syncs_journal_first: the journal is synced through the record before anything is filled.
         syncs_before_entries: sections are on the medium before their entries are written.
@@ -20,12 +22,24 @@ class Rules:
         ends_by_falls: an end that falls ends a fill that is under way.
         writes_at_entry: a section is written where the entry ends; else where the file ends.
         cuts_back: what the entry has of a fill that does not count is cut back first.
+        cuts_all_back: so is what it has of a later fill than this one, in all seconds if a frame of
+            this one was lost; else it is taken for done.
+        keeps_cut_entries: an entry of which nothing is left when it is cut back says so; else it is
+            gone, and its second looks like one whose entry was lost.
+        writes_again: what a failed sync was about is written again before anything counts on it.
         keeps_aside: whole frames behind one that is not are kept; else cut.
         fallen_is_incomplete: an end that has fallen makes a member incomplete.
+        crashed_is_incomplete: so does a crash of its machine, unless every group is synced.
+        complete_by_later_end: it is complete again when it holds an end of its origin that it heard
+            after it fell; else that which it heard first.
+        lacks_end_with_falls: what a member said to lack counts until its end falls.
         end_covers_filled: the end is never below F.
         syncs_before_checkpoint: slot files and tables are synced before F is saved.
         saves_before_deleting: F is saved before frames of the journal are deleted.
         entries_after_copies: a copied file is synced before its entry is written.
+        compares_chains: a copy goes on behind what a second's file has of the same chain; else
+            behind whatever it has.
+        copies_within_limit: a copy by files ends no further than frames would be taken.
         own_floor_only: a copy leaves out seconds by its own floor, never by its sender's.
         repairs_from_as_far: a second is repaired from a member that has filled as far.
         cuts_beyond_end: what lies beyond T is cut.
@@ -41,6 +55,7 @@ class Rules:
         stops_when_full: a fill stops where there is no room; else it leaves out that section.
     """
 
+    fills_through_record: bool = True
     fills_when_acknowledged: bool = True
     syncs_journal_first: bool = True
     syncs_before_entries: bool = True
@@ -48,12 +63,20 @@ class Rules:
     ends_by_falls: bool = True
     writes_at_entry: bool = True
     cuts_back: bool = True
+    cuts_all_back: bool = True
+    keeps_cut_entries: bool = True
+    writes_again: bool = True
     keeps_aside: bool = True
     fallen_is_incomplete: bool = True
+    crashed_is_incomplete: bool = True
+    complete_by_later_end: bool = True
+    lacks_end_with_falls: bool = True
     end_covers_filled: bool = True
     syncs_before_checkpoint: bool = True
     saves_before_deleting: bool = True
     entries_after_copies: bool = True
+    compares_chains: bool = True
+    copies_within_limit: bool = True
     own_floor_only: bool = True
     repairs_from_as_far: bool = True
     cuts_beyond_end: bool = True
