@@ -39,6 +39,7 @@ COMMANDS = {
     "reschedule",
     "status",
     "verify",
+    "web",
     "whoami",
     "config check",
     "config show",
@@ -159,7 +160,7 @@ def test_examples_are_command_lines_that_can_be_read(name: str, asked: cli.Comma
     for line in lines:
         said = line.partition(f"delaywheel {name}")[2]
         words = shlex.split(re.split(r"\)$|[|<>]", said)[0].replace('"$handle"', "h"))
-        files = ("orders.txt", "pending.jsonl", "moved.jsonl", "node.log")
+        files = ("orders.txt", "pending.jsonl", "moved.jsonl", "node.log", "page.pem", "page.key")
         there = {"/var/lib/delaywheel": str(ROOT), **dict.fromkeys(files, str(ROOT / "LICENSE"))}
         words = [there.get(word, word) for word in words]
         cli.Parser(name, asked).read(words)
@@ -202,7 +203,7 @@ def test_command_is_documented(name: str, command: Command) -> None:
     assert f"Usage: delaywheel {name}" in ended.out
 
 
-READING = sorted(COMMANDS - {"init", "serve", "config check", "completion", "topic create"})
+READING = sorted(COMMANDS - {"init", "serve", "web", "config check", "completion", "topic create"})
 
 
 @pytest.mark.parametrize("name", READING)

@@ -46,6 +46,19 @@ def test_a_call_is_one_line_however_many_messages_it_names(lines: Any) -> None:
     }
 
 
+def test_through_what_a_call_was_made_is_noted_as_it_says(lines: Any) -> None:
+    class Shown:
+        def invocation_metadata(self) -> Any:
+            return [("authorization", "Bearer secret"), ("dw-via", "page 10.0.0.9" + "x" * 9_000)]
+
+    by = CallContext(SHOP.caller, SHOP.address, shown=Shown())
+    Audit("n1").ended("RemoveNode", by, pb.RemoveNodeRequest(node="n3"), pb.RemoveNodeResponse())
+    (line,) = lines()
+    assert line["via"].startswith("page 10.0.0.9")
+    assert len(line["via"]) < 400
+    assert "secret" not in str(line)
+
+
 def test_operators_acts_are_noted_and_what_they_only_look_at_is_not(lines: Any) -> None:
     audit = Audit("n1")
     done = pb.RemoveNodeResponse()

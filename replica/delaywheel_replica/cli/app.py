@@ -34,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("delaywheel"):
             raise
+        extra = "web" if error.name == "aiohttp" else "cli"
         _end(
-            f"NOT_INSTALLED: this needs {error.name}: install delaywheel[cli]",
+            f"NOT_INSTALLED: this needs {error.name}: install delaywheel[{extra}]",
             ExitCode.REFUSED,
         )
     except Exception as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from delaywheel_replica.cli import options
 from delaywheel_replica.cli.parsing import Parser
+from delaywheel_replica.cli.reaching import add_options
 from delaywheel_replica.cli.values import (
     TIMES,
     parse_count,
@@ -20,6 +21,8 @@ from delaywheel_replica.cli.values import (
 
 CONFIRMED_TIMEOUT_S = 15.0
 """Longer than the leader's node waits for the commit."""
+PAGE_ADDRESS = "127.0.0.1:7423"
+"""Where the operator's page is, unless it is told otherwise."""
 
 
 def init(parser: Parser) -> None:
@@ -232,6 +235,38 @@ def whoami(parser: Parser) -> None:
     """Adds the arguments of `whoami`."""
     options.as_json(parser)
     options.asking(parser)
+
+
+def web(parser: Parser) -> None:
+    """Adds the arguments of `web`."""
+    parser.argument(
+        "--listen",
+        default=PAGE_ADDRESS,
+        metavar="ADDRESS",
+        help=f"HOST:PORT; port 0 is any free one (default: {PAGE_ADDRESS})",
+    )
+    parser.argument(
+        "--host",
+        dest="hosts",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name by which browsers reach the page, HOST or HOST:PORT; may be repeated",
+    )
+    for name, what in (("cert", "the certificate for browsers"), ("key", "its private key")):
+        parser.argument(
+            f"--page-{name}",
+            type=options.file_path,
+            metavar="FILE",
+            help=f"{what}, in PEM form; read again when it changes",
+        )
+    parser.argument("--read-only", action="store_true", help="let nobody change anything")
+    parser.argument(
+        "--insecure",
+        action="store_true",
+        help="let other machines reach it without TLS, or nodes without grants",
+    )
+    add_options(parser, parser.add_argument_group("which nodes to ask"))
 
 
 def status(parser: Parser) -> None:

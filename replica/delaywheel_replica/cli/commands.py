@@ -213,6 +213,24 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
             delaywheel status --json | jq .lateness_ms
         """,
     ),
+    "web": Command(
+        "Show the cluster in a browser until SIGTERM or Ctrl-C; prints the link.",
+        "delaywheel_replica.web.command:web",
+        arguments.web,
+        "Who looks signs in: with a bearer token of the nodes' tokens, which each call carries, "
+        "or, where nodes have no grants, by the printed link, whose secret is of this start. Other "
+        "machines reach it with --listen; that needs TLS, and nodes with grants. One a cluster is "
+        "enough: it asks nodes only while somebody looks. Exit code 78: started like this, it "
+        "would be open to others.",
+        """
+            # For this machine
+            delaywheel web --server 127.0.0.1:7420
+
+            # For others, with a certificate
+            delaywheel web --listen 0.0.0.0:7423 --host ops.example.org \\
+              --page-cert page.pem --page-key page.key --profile prod
+        """,
+    ),
     "verify": Command(
         "Check every frame of a data folder; exit code 1 and every finding by place if one is bad.",
         f"{_DOING}.verify:verify",

@@ -41,6 +41,7 @@ with Client("NODE", trace=Trace({"bootstrap.servers": "KAFKA"}, cluster="a")) as
     client.cancel(client.produce("orders", b"unpaid?", delay="30m"))
 """,
     "trace-index": "import prometheus_client, pyspark, delaywheel_trace.index.folder",
+    "web": "import delaywheel_replica.web.site",
     "trace-search": "import duckdb, delaywheel_trace.index.folder",
 }
 """For those extras for which README has no program."""

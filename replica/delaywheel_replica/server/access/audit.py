@@ -11,7 +11,8 @@
 A call is one line, however many messages it names, and a line is short, whatever they are called:
 collectors of logs cut longer ones in two, and the second half could be made to look like a line.
 What a call was to change may be changed although its caller leaves before it is answered: UNKNOWN.
-The node that the call came to writes it. Keys, values and headers are never in it.
+The node that the call came to writes it, with `via` if its caller says through what it was made, as
+the operator's page does: a caller may say anything there. Keys, values and headers are never in it.
 """
 
 import json
@@ -72,9 +73,9 @@ class Audit:
         outcome: Any = "UNKNOWN"
         if ended is not None:
             outcome = ended.reason.value if isinstance(ended, Refusal) else _outcome(ended)
-        self._write(
-            call, by.caller.principal, by.address, what=_fields_of(request), outcome=outcome
-        )
+        via = {"via": said} if (said := by.via) else {}
+        what = _fields_of(request)
+        self._write(call, by.caller.principal, by.address, what=what, outcome=outcome, **via)
 
     def refused(self, call: str, address: str, refusal: Refusal) -> None:
         """Notes that somebody may not do something; not more often than once a second."""

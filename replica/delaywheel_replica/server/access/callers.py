@@ -39,6 +39,7 @@ from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 from delaywheel_replica.server.shown_certificate import ShownCertificate, shown_certificate
 
 _BEARER: Final = "bearer "
+VIA: Final = "dw-via"
 
 
 class Shown(Protocol):
@@ -190,6 +191,12 @@ class CallContext(NamedTuple):
     address: str
     left_s: float | None = None
     shown: Any = None
+
+    @property
+    def via(self) -> str:
+        """Through what it was made, as it says itself; empty: it does not say."""
+        metadata = () if self.shown is None else self.shown.invocation_metadata() or ()
+        return next((str(value) for name, value in metadata if name == VIA), "")
 
     @property
     def origin(self) -> CallOrigin:
