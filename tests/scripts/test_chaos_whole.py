@@ -1,7 +1,8 @@
 """scripts/chaos on a real broker and one node: a disturbance, at night two, and nothing is left.
 
 What becomes of messages while one of three leads after another, test_demo_whole.py shows with the
-same reader and the same comparison of copies, and tests/e2e/three_nodes with open transactions.
+same reader and the same comparison of copies, and tests/e2e/three_nodes with open transactions. To
+catch one here takes up to five bursts of 10,000 messages: at night.
 What a signal leaves behind, test_chaos.py and test_cluster.py show.
 """
 
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 def test_every_message_is_accounted_for_across_a_disturbance(tmp_path: Path) -> None:
     before = cluster_folders()
     figures = tmp_path / "figures.json"
-    hows = ["transaction", "server"] if NIGHT else ["transaction"]
+    hows = ["transaction", "server"] if NIGHT else ["node"]
     shop = ("--halves", "20") if has_postgres() else ()
     chaos = start_script(
         *("chaos.run", "--nodes", "1", "--plain", "--kills", "1", "--calm", "2"),
@@ -48,10 +49,11 @@ def test_every_message_is_accounted_for_across_a_disturbance(tmp_path: Path) -> 
         assert found["halves"]["orders"] > 50
         assert found["halves"]["kills"]
     assert found["mirrors"]["nodes"] == 1
-    assert found["verdict"]["accepted"] > 10_000
+    assert found["verdict"]["accepted"] > (10_000 if NIGHT else 100)
     done = {row["how"]: row for row in found["disturbances"]}
     assert done.keys() == set(hows)
-    # By a later election: on a busy machine a second one may bring the same node back.
-    assert done["transaction"]["open_records"] > 0
+    if NIGHT:
+        # By a later election: on a busy machine a second one may bring the same node back.
+        assert done["transaction"]["open_records"] > 0
     # Nothing continues without a leader, which takes at least some heartbeats to find.
     assert all(row["silence_ms"] > 100 for row in done.values())
