@@ -210,6 +210,7 @@ class Candidacy:
         """Inits one id of this term anew; `inited_again` returns how that ended."""
         assert self.producers is not None
         producers = self.producers
+        producers.alone = None  # another one vouches for it
 
         def run() -> None:
             try:
@@ -345,6 +346,7 @@ class Candidacy:
         What may be done without has less time, unless no other one is left to vouch for it.
         """
         spared = known_out | self.last_marks.keys()
+        producers.alone = _only(set(range(IDS)) - known_out)
         failed = self._init_ids(
             producers, {n: LEFT_OUT_MS if n in spared else CALL_MS for n in range(IDS)}
         )
@@ -352,6 +354,10 @@ class Candidacy:
         if hasty and len(failed.keys() | known_out) == IDS and not _is_fenced(failed):
             others = {n: end for n, end in failed.items() if n not in hasty}
             failed = others | self._init_ids(producers, dict.fromkeys(hasty, CALL_MS))
+        alone = _only(set(range(IDS)) - failed.keys())
+        if alone not in {None, producers.alone} and not _is_fenced(failed):
+            producers.alone = alone
+            failed |= self._init_ids(producers, {alone: CALL_MS})
         return failed
 
     def _init_ids(
@@ -409,6 +415,10 @@ class Candidacy:
             if self._clock.monotonic() >= deadline:
                 raise ControlUnreadable("the control topic does not show what was committed to it")
             self._runner.pause(READ_AGAIN_S)
+
+
+def _only(ids: AbstractSet[int]) -> int | None:
+    return next(iter(ids)) if len(ids) == 1 else None
 
 
 def _is_fenced(failed: Mapping[int, KafkaCallEnd]) -> bool:

@@ -61,7 +61,7 @@ from delaywheel_replica.core.leader.holders import holds_progress, takeable
 from delaywheel_replica.core.leader.rescheduling import MOST as MOST_RESCHEDULES
 from delaywheel_replica.core.leader.rescheduling import Rescheduling
 from delaywheel_replica.core.protocol.control import ControlState
-from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
@@ -164,8 +164,6 @@ class Leadership:
         # The progress that was seen last, and when it was seen first: on both clocks, in seconds.
         self._seen: Progress | None = None
         self._seen_at = (self._clock.monotonic(), 0.0)
-        # The last init within the term was not answered, and is waited for once more.
-        self._init_goes_on = False
         # Read by another thread: set and cleared as a whole.
         self._waiting: Waiting | None = None
 
@@ -306,6 +304,8 @@ class Leadership:
             self._shown = self._follower.state
         self._note_progress()
         error = self._why_not(forwarder)
+        standstill = self._standstill(error)
+        self._log.stands_still(standstill)
         unheard = None if self.ingress is None else self.ingress.answers_objection
         refused = () if unheard is None else (f"half messages are refused: {unheard}",)
         return View(
@@ -327,7 +327,7 @@ class Leadership:
             if forwarder is None
             else forwarder.ingress_slot,
             floor_wait=None if forwarder is None else self._floor_wait,
-            standstill=self._standstill(error),
+            standstill=standstill,
             halves_objection=None
             if forwarder is None
             else self._candidacy.halves_objection or unheard,
@@ -379,7 +379,7 @@ class Leadership:
         behind_s = self._clock.wall_ms() / 1000 - progress.due_ms / 1000
         if min(self._clock.monotonic() - seen_s, behind_s) < STANDSTILL_S:
             return None
-        return Standstill(round(wall_s * 1000), error or _waits_for(forwarder.unreadable))
+        return Standstill(round(wall_s * 1000), error or _waits_for(forwarder))
 
     @property
     def ingress(self) -> Ingress | None:
@@ -565,20 +565,19 @@ class Leadership:
     def _has_id(self, forwarder: Forwarder) -> bool:
         """Inits ids again where that is due; returns whether a transaction may begin."""
         for number, end in self._candidacy.inited_again():
-            self._init_goes_on = end.verdict is not TransactionState.CONTINUE
             forwarder.ids = forwarder.ids.renewed(number, end.verdict)
         forwarder.leave_kept_ids()
         if forwarder.ids.is_lost:
             is_replaced = forwarder.ids.is_replaced
             verdict = TransactionState.FENCED if is_replaced else TransactionState.UNKNOWN
-            self._report(verdict, "no transactional id is left to go on with")
+            self._report(verdict, f"no transactional id is left to go on with ({forwarder.ids})")
             return False
         again = forwarder.ids.to_renew
         if again is not None:
-            if not self._init_goes_on:
+            if again not in forwarder.ids.failed:  # else the same init goes on
                 log.info("init again", number=again, was=forwarder.ids.states[again].value)
             forwarder.ids = forwarder.ids.renewing(again)
-            self._candidacy.init_again(again, self._call_ms)
+            self._candidacy.init_again(again, MIN_CALL_MS)
         if forwarder.ids.usable is not None:
             return True
         voucher = forwarder.ids.voucher
@@ -710,8 +709,11 @@ def _place_of(progress: Progress) -> tuple[int, int, Position | None]:
     return progress.set_backs, progress.due_ms, progress.position
 
 
-def _waits_for(unreadable: FrameSet) -> str:
+def _waits_for(forwarder: Forwarder) -> str:
     """Says what a leader waits for that neither Kafka nor a topic holds up."""
+    if forwarder.ids.usable is None:
+        return f"it has no transactional id to use ({forwarder.ids})"
+    unreadable = forwarder.unreadable
     if not unreadable:
         return "messages that are due are still being read"
     wheel, first, _ = next(iter(unreadable.ranges()))

@@ -8,6 +8,7 @@
 | `wheel refused` | warning | once for each reason of a node |
 | `messages dead-lettered` | warning | once in ten seconds, with how many |
 | `frames lost` | error | each time |
+| `forwards nothing` | warning | once, ten seconds after its progress has moved |
 | any other change of phase: `phase` | debug | |
 """
 
@@ -20,6 +21,7 @@ from typing import Final
 from delaywheel_replica.core.election.events import CANDIDATE, IN_TERM, ElectionPhase, EndReason
 from delaywheel_replica.core.leader.registration import RegistrationRefusal
 from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.status_files import Standstill
 from delaywheel_replica.process.logs import get_logger
 
 FAILED_AGAIN_S: Final = 60.0
@@ -39,6 +41,13 @@ class TermLog:
         self._refused: Mapping[str, RegistrationRefusal] = {}
         self._dead = 0
         self._dead_at: float | None = None
+        self._still_since_ms: int | None = None
+
+    def stands_still(self, standstill: Standstill | None) -> None:
+        """Logs that a leader does not forward what is due, and why."""
+        if standstill is not None and standstill.since_ms != self._still_since_ms:
+            self._still_since_ms = standstill.since_ms
+            _log.warning("forwards nothing", cause=standstill.cause)
 
     def refused_wheels(self, refused: Mapping[str, RegistrationRefusal]) -> None:
         """Logs nodes that are given no wheel; they say it themselves where callers are refused."""

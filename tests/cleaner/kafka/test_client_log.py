@@ -16,6 +16,7 @@ from delaywheel_replica.cleaner.kafka.client_log import AGAIN_S, LOGGER, ClientL
 from delaywheel_replica.cleaner.term_log import DEAD_AGAIN_S, FAILED_AGAIN_S, TermLog
 from delaywheel_replica.core.election.events import ElectionPhase, EndReason
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.status_files import Standstill
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
 
@@ -178,6 +179,17 @@ def test_another_that_was_first_is_no_trouble_unless_it_always_is() -> None:
             )
             clock.now += FAILED_AGAIN_S / 2
     assert [entry["log_level"] for entry in logs] == ["info", "debug", "warning"]
+
+
+def test_a_leader_that_stands_still_says_so_once_for_each_place() -> None:
+    log = TermLog(Clock())
+    with capture_logs() as logs:
+        for since_ms in (1, 1, None, 1, 2):
+            log.stands_still(None if since_ms is None else Standstill(since_ms, "no id"))
+    assert [(entry["event"], entry["cause"]) for entry in logs] == [
+        ("forwards nothing", "no id"),
+        ("forwards nothing", "no id"),
+    ]
 
 
 def test_dead_letters_are_logged_together_and_lost_frames_as_an_error() -> None:

@@ -181,6 +181,7 @@ class Producers:
     """Commits all records to the topic, which shows them later."""
 
     is_untaken: Callable[[], bool]
+    alone: int | None = None
     answered_ms: int | None = None
 
     def __init__(self, topic: LateTopic) -> None:
@@ -405,6 +406,20 @@ def test_one_that_is_not_left_out_is_waited_for_though_nothing_was_read_since() 
     assert kafka.made.asked[-1] == (0, CALL_MS)
 
 
+@pytest.mark.parametrize(("left_out", "alone"), [(ALL - {1}, 1), ({1}, None), (set[int](), None)])
+def test_the_id_beside_which_no_other_is_left_is_inited_with_care(
+    left_out: set[int], alone: int | None
+) -> None:
+    """An end of it that is in doubt leaves none that could vouch for it."""
+    kafka, clock = HoldingKafka(set()), Clock()
+    candidacy = candidate(kafka, clock)
+    candidacy.last_left_out = left_out
+    candidacy.init("u", has_wheels=False)
+    assert kafka.made.alone == alone
+    candidacy.init_again(0, CALL_MS)
+    assert kafka.made.alone is None
+
+
 @pytest.mark.parametrize(
     ("held", "own", "without"),
     [({1}, ALL, {1}), ({1}, ALL - {1}, None), (ALL - {0}, ALL, ALL - {0}), (ALL, ALL, None)],
@@ -424,5 +439,6 @@ def test_who_led_last_asks_shortly_for_what_it_can_do_without(
     (event,) = candidacy.events()
     assert (event.without if isinstance(event, InitsDone) else None) == without
     asked = [(each, LEFT_OUT_MS if each in own else CALL_MS) for each in range(IDS)]
-    again = [(each, CALL_MS) for each in range(IDS)] if held == ALL else []
+    # One that turns out to be the only one is inited once more, with care.
+    again = [(each, CALL_MS) for each in range(IDS) if held == ALL or held == ALL - {each}]
     assert sorted(kafka.made.asked) == sorted(asked + again)

@@ -312,6 +312,36 @@ def test_who_has_lost_all_ids_leads_again_without_those_that_kafka_keeps(
     place.never(lambda: not place.in_term(), for_s=5)
 
 
+def test_an_id_that_is_left_alone_and_may_carry_nothing_ends_the_term(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka keeps the others, and a copy of its last end may be under way."""
+    place.lead()
+    epoch, ends = place.view.epoch, list[int]()
+    init, commit = SimProducers.init, SimProducers.commit
+
+    def keeping(self: SimProducers, number: int, timeout_ms: int) -> KafkaCallEnd:
+        if number != RESERVED:
+            return KafkaCallEnd(TransactionState.UNKNOWN, "CONCURRENT_TRANSACTIONS")
+        return init(self, number, timeout_ms)
+
+    def ending(self: SimProducers, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
+        if number in ends:
+            return commit(self, number, last, timeout_ms)
+        ends.append(number)
+        if number != RESERVED:
+            return KafkaCallEnd(TransactionState.ABANDONED)
+        commit(self, number, last, timeout_ms)
+        return KafkaCallEnd(TransactionState.COMMITTED_LOOSE)
+
+    monkeypatch.setattr(SimProducers, "init", keeping)
+    monkeypatch.setattr(SimProducers, "commit", ending)
+    place.until(lambda: place.view.epoch != epoch)
+    place.until(lambda: place.view.role is Role.LEADING, within_s=SOON_S)
+    place.never(lambda: place.view.role is not Role.LEADING, for_s=5)
+    assert place.view.state.left_out.ids == {1, 2}
+
+
 def test_what_a_broker_that_leaves_may_keep_goes_with_another_id_than_the_reserved(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,33 @@ def test_nothing_is_left_once_no_id_can_vouch(other: IdState) -> None:
     assert (turns.usable, turns.voucher, turns.to_renew) == (None, None, None)
 
 
+def test_a_loose_id_that_is_left_alone_ends_the_term_once_it_has_said_so() -> None:
+    turns = IdTurns((LOOSE, ABANDONED, SOUND)).renewing(1).renewed(1, UNKNOWN)
+    assert not turns.is_lost
+    turns = turns.ended(2, TransactionState.ABANDONED)
+    assert (turns.usable, turns.voucher, turns.is_lost) == (None, 0, False)
+    turns = turns.renewing(2).ended(0, COMMITTED)
+    assert not turns.is_lost  # the other one may still be inited
+    assert turns.renewed(2, CONTINUE).awaits_voucher
+    alone = turns.renewed(2, UNKNOWN)
+    assert (alone.voucher, alone.is_lost, alone.is_replaced) == (0, True, False)
+    assert alone.renewing(1).is_lost
+    unsaid = IdTurns((LOOSE, SOUND)).ended(1, TransactionState.ABANDONED).renewing(1)
+    unsaid = unsaid.renewed(1, UNKNOWN)
+    assert not unsaid.is_lost
+    assert unsaid.ended(0, COMMITTED).is_lost
+
+
+def test_an_id_whose_init_fails_at_once_holds_up_no_other() -> None:
+    turns = IdTurns((SOUND, ABANDONED, ABANDONED))
+    tried = []
+    for _ in range(4):
+        assert turns.to_renew is not None
+        tried.append(turns.to_renew)
+        turns = turns.renewing(turns.to_renew).renewed(turns.to_renew, UNKNOWN)
+    assert tried == [1, 2, 1, 2]
+
+
 def test_what_was_abandoned_is_left_out_until_another_commits_after_its_init() -> None:
     turns = IdTurns.begun(3).ended(0, TransactionState.ABANDONED)
     assert turns.left_out.ids == {0}

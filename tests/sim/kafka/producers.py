@@ -18,7 +18,12 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
     RefusedRecord,
 )
-from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS, EndTimes, may_be_repeated
+from delaywheel_replica.core.election.repeating import (
+    ALONE_BACKOFF_MS,
+    MOST_BACKOFF_MS,
+    EndTimes,
+    may_be_repeated,
+)
 from delaywheel_replica.core.protocol.producer_quota import THROTTLED
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
@@ -58,6 +63,7 @@ class SimProducers:
         self._producers: dict[int, SimProducer] = {}
         self._candidacy = 0
         self.is_untaken: Callable[[], bool] = lambda: False
+        self.alone: int | None = None
 
     def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Makes a new producer of this id, which fences the older ones."""
@@ -73,6 +79,7 @@ class SimProducers:
             self._ends,
             candidacy=self._candidacy,
             is_untaken=self._gives_up,
+            least_backoff_ms=ALONE_BACKOFF_MS if number == self.alone else 0,
         )
         self._producers[number] = producer
         return producer.init(timeout_ms)
@@ -131,12 +138,14 @@ class SimProducer:
         ends: EndTimes | None = None,
         candidacy: int = 0,
         is_untaken: Callable[[], bool] = lambda: False,
+        least_backoff_ms: int = 0,
     ) -> None:
         self._candidacy = candidacy
         self._is_untaken = is_untaken
         self._line = line
         self._ends = ends
-        self._backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
+        backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
+        self._backoff_ms = max(backoff_ms, least_backoff_ms)
         self._began_us = 0
         self._id = transactional_id
         self._epoch = -1

@@ -18,12 +18,14 @@ What could be wrong with a state:
 - a message is visible without its progress: it will be forwarded again;
 - a message is visible twice;
 - progress is committed by a leader that did not know the previous progress: both have forwarded
-  what lies between.
+  what lies between;
+- a leader stands still: though Kafka answers from now on, but for the inits of ids that it keeps,
+  no id ever comes to be usable, and the term does not end either.
 """
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -65,6 +67,8 @@ T = TypeVar("T")
 
 IDS = 2
 NAMES = ("a", "b")
+ROUNDS = 4
+"""In so many rounds of inits, each with a commit behind it, a leader comes to a usable id."""
 
 
 class Kind(Enum):
@@ -254,6 +258,11 @@ class Candidate(NamedTuple):
             return self.effect.index
         return self.turns.voucher if self.turns.usable is None else self.turns.usable
 
+    @property
+    def waits_for_id(self) -> bool:
+        """Whether it leads, and has no id to use at present."""
+        return self.machine.election.phase in IN_TERM and self.turns.usable is None
+
     def epoch(self, number: int) -> str:
         """The producer epoch of one of its ids."""
         return self.epochs[number] or self.token
@@ -304,6 +313,7 @@ class TermModel:
     renewals: int = 0
     held: int = 0
     ids: int = IDS
+    _known: dict[object, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def start(self) -> State:
@@ -331,7 +341,37 @@ class TermModel:
 
     def wrong(self, state: State) -> str | None:
         """Returns what is wrong with a state."""
-        return state.kafka.wrong
+        return state.kafka.wrong or self._standing_still(state)
+
+    def _standing_still(self, state: State) -> str | None:
+        for index, candidate in enumerate(state.candidates):
+            if candidate.effect is not None or not candidate.waits_for_id:
+                continue
+            owned = [state.kafka.owners[each] == candidate.epoch(each) for each in range(IDS)]
+            key = (candidate.turns, candidate.left_out, candidate.renewal is None, *owned)
+            if key not in self._known:
+                self._known[key] = self._why_still(state, index)
+            if self._known[key] is not None:
+                return self._known[key]
+        return None
+
+    def _why_still(self, state: State, index: int) -> str | None:
+        for away in (frozenset[int](), *(frozenset({each}) for each in range(IDS))):
+            if not self._goes_on(state, index, away):
+                return f"{NAMES[index]} stands still while Kafka keeps {sorted(away)}"
+        return None
+
+    def _goes_on(self, state: State, index: int, away: frozenset[int]) -> bool:
+        """Whether a leader has an id to use soon, or ends its term, if all else is answered."""
+        plenty = replace(self, transactions=self.transactions + ROUNDS)
+        state = state._replace(renewals=IDS * ROUNDS, late=0, held=0)
+        for _ in range(ROUNDS):
+            for step in (*_renewals(away), "has no id left", "goes on", "produces", "commits"):
+                if not state.candidates[index].waits_for_id:
+                    return True
+                moves = plenty._moves_of(state, index)
+                state = next((after for move, after in moves if move.startswith(step)), state)
+        return False
 
     def _moves_of(self, state: State, index: int) -> Iterator[tuple[str, State]]:
         candidate = state.candidates[index]
@@ -543,6 +583,17 @@ class TermModel:
 
 
 _OK = LibraryAnswer.OK
+
+
+def _renewals(away: frozenset[int]) -> Iterator[str]:
+    """Yields the moves by which each id is inited again, but those that Kafka keeps."""
+    for number in range(IDS):
+        yield f"begins to init {number} again"
+        if number in away:
+            yield f"gives up init {number}"
+        else:
+            yield f"inits {number} again"
+            yield f"has inited {number} again"
 
 
 def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:

@@ -18,6 +18,7 @@ class CommittingProducers:
     """Keeps what it is given, and commits all of it."""
 
     is_untaken: Callable[[], bool]
+    alone: int | None = None
     answered_ms: int | None = None
     throttled_until_ms: int | None = None
 

@@ -57,7 +57,12 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
     RefusedRecord,
 )
-from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS, EndTimes, may_be_repeated
+from delaywheel_replica.core.election.repeating import (
+    ALONE_BACKOFF_MS,
+    MOST_BACKOFF_MS,
+    EndTimes,
+    may_be_repeated,
+)
 from delaywheel_replica.core.protocol.producer_quota import THROTTLED
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
@@ -157,12 +162,14 @@ class TransactionalProducer:
         *,
         ends: EndTimes | None = None,
         questions: Questions | None = None,
+        least_backoff_ms: int = 0,
         purpose: str = "leader",
         log_level: int,
     ) -> None:
         self._ends = ends
         self._questions = questions
-        self._backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
+        backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
+        self._backoff_ms = max(backoff_ms, least_backoff_ms)
         own = settings.producer(
             transactional_id, backoff_ms=self._backoff_ms, purpose=purpose, log_level=log_level
         )
@@ -439,6 +446,7 @@ class LeaderProducers:
         self._settings = settings
         self._ends = EndTimes() if ends is None else ends
         self.is_untaken: Callable[[], bool] = lambda: False
+        self.alone: int | None = None
         self._admin = AdminClient(settings.admin(), logger=LOGGER)
         self._producers: dict[int, TransactionalProducer] = {}
         self._guard = threading.Lock()
@@ -474,6 +482,7 @@ class LeaderProducers:
                     name,
                     ends=self._ends,
                     questions=self,
+                    least_backoff_ms=ALONE_BACKOFF_MS if number == self.alone else 0,
                     log_level=4,
                 )
             producer = self._producers[number]

@@ -87,9 +87,12 @@ class ProducersPort(Protocol):
     Attributes:
         is_untaken: Says whether the running transaction has messages for a partition that takes
             nothing; asked while Kafka does not answer it. Such a one is given up: UNTAKEN.
+        alone: The id beside which no other can be used, as far as is known: once inited, it sends
+            requests again later, so that its ends are not in doubt.
     """
 
     is_untaken: Callable[[], bool]
+    alone: int | None
 
     @property
     def answered_ms(self) -> int | None:

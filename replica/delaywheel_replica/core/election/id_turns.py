@@ -42,6 +42,11 @@ was replaced hears of all its ids that they are TAKEN, and inits none: it distur
 Once no id is SOUND or LOOSE, none can vouch for the others: the term ends as after an unknown
 outcome, and a candidacy finds out. If one is TAKEN, it ends as fenced.
 
+A LOOSE id that is left alone carries no message, and nothing vouches for an init of it: if all
+others were inited again and could not be, the term would last until a broker is back, and forward
+nothing. So it ends, too, once it has said which ids are left out: a candidacy inits the LOOSE one,
+and does without those.
+
 Kafka keeps an id for as long as a partition that its transaction has written to takes nothing: no
 init of it succeeds before the partition's broker is back. So each transaction says in the control
 topic which ids are LEFT OUT, and a candidate may do without an id that it cannot init:
@@ -123,6 +128,7 @@ class IdTurns:
         abandoned: Those not inited again since a transaction was not ended, or an init failed.
         unmarked: Those that this leader could not init as a candidate.
         said: Those of which it is committed, or may be, that they are left out.
+        failed: Those whose last init in this term has failed, the newest last.
     """
 
     states: tuple[IdState, ...]
@@ -130,6 +136,7 @@ class IdTurns:
     abandoned: frozenset[int] = frozenset()
     unmarked: frozenset[int] = frozenset()
     said: frozenset[int] = frozenset()
+    failed: tuple[int, ...] = ()
 
     @classmethod
     def begun(
@@ -160,6 +167,9 @@ class IdTurns:
 
         states = tuple(map(state_of, range(ids)))
         return cls(states, abandoned=abandoned, unmarked=without, said=frozenset(left_out))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{each} {state.value}" for each, state in enumerate(self.states))
 
     @property
     def usable(self) -> int | None:
@@ -200,9 +210,9 @@ class IdTurns:
     def to_renew(self) -> int | None:
         """The id that should be inited again now."""
         for state in (IdState.ABANDONED, IdState.LOOSE):
-            each = self._first(state)
-            if each is not None and self._has_other(each):
-                return each
+            ids = [each for each, known in enumerate(self.states) if known is state]
+            if ids and self._has_other(ids[0]):
+                return min(ids, key=self._tried)
         return None
 
     @property
@@ -231,13 +241,22 @@ class IdTurns:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no id can vouch for another."""
-        return not any(state in _VOUCHING for state in self.states)
+        """Whether no id comes to be usable in this term, as far as is known."""
+        return not self._has_other() or self._is_left_alone
 
     @property
     def is_replaced(self) -> bool:
         """Whether, as far as is known, a candidate has inited all."""
-        return self.is_lost and IdState.TAKEN in self.states
+        return not self._has_other() and IdState.TAKEN in self.states
+
+    @property
+    def _is_left_alone(self) -> bool:
+        """Whether one LOOSE id is left, the others cannot be inited, and that is said."""
+        loose = self.voucher
+        if loose is None or self.awaits_voucher or self._has_other(loose):
+            return False
+        others = frozenset(range(len(self.states))) - {loose}
+        return bool(others) and others.issubset(self.failed) and self.abandoned <= self.said
 
     def ended(self, number: int, verdict: TransactionState) -> IdTurns:
         """Returns what follows from a transaction."""
@@ -270,17 +289,23 @@ class IdTurns:
 
     def renewed(self, number: int, verdict: TransactionState) -> IdTurns:
         """Returns what follows when that has ended; it counts from the next transaction on."""
+        failed = tuple(each for each in self.failed if each != number)
         if verdict is TransactionState.CONTINUE:
             done = self._with(number, IdState.RENEWED)
-            return replace(done, abandoned=self.abandoned - {number})
+            return replace(done, abandoned=self.abandoned - {number}, failed=failed)
         is_taken = verdict is TransactionState.FENCED
-        failed = self._with(number, IdState.TAKEN if is_taken else IdState.ABANDONED)
-        return replace(failed, abandoned=self.abandoned | {number})
+        left = self._with(number, IdState.TAKEN if is_taken else IdState.ABANDONED)
+        return replace(left, abandoned=self.abandoned | {number}, failed=(*failed, number))
+
+    def _tried(self, number: int) -> int:
+        """Orders ids by when their inits failed: one that fails at once holds up no other."""
+        return self.failed.index(number) if number in self.failed else -1
 
     def _first(self, state: IdState) -> int | None:
         return self.states.index(state) if state in self.states else None
 
-    def _has_other(self, number: int) -> bool:
+    def _has_other(self, number: int | None = None) -> bool:
+        """Whether an id can vouch for this one; None: for any."""
         return any(s in _VOUCHING for each, s in enumerate(self.states) if each != number)
 
     def _with(self, number: int, state: IdState) -> IdTurns:

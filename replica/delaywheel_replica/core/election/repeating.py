@@ -16,6 +16,9 @@ MOST_BACKOFF_MS = 30_000
 BACKOFF_IN_ENDS = 4
 """So many times as long as the median of the recent ends."""
 
+ALONE_BACKOFF_MS = 2_000
+"""The least of an id beside which no other can be used: none could vouch for it."""
+
 RECENT_ENDS = 16
 
 JITTER = 0.2

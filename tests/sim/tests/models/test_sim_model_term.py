@@ -73,6 +73,13 @@ def test_going_on_after_an_unknown_outcome_is_found() -> None:
         assert exhausted(TermModel(candidacies=1, late=1)).found.wrong is not None
 
 
+def test_a_term_that_lasts_with_one_loose_id_left_is_found() -> None:
+    """Kafka keeps the other one, and the broker that keeps it never comes back."""
+    with patch.object(IdTurns, "_is_left_alone", new=False):
+        found = exhausted(TermModel(candidacies=1, transactions=2, late=2)).found
+    assert found.wrong == "a stands still while Kafka keeps [0]"
+
+
 def test_going_on_in_the_epoch_of_what_was_not_answered_is_found() -> None:
     """A record of the abandoned transaction arrives late in the next one of its id."""
     unanswered = {(Call.FLUSH, LibraryAnswer.TIMED_OUT): TransactionState.ABORTED}
