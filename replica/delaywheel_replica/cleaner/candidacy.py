@@ -287,11 +287,13 @@ class Candidacy:
                 self._look_at = self._looked_at + LOOK_SOON_S
                 self._on_event()
 
-    def _check(self, *, has_wheels: bool) -> None:
+    def _check(self, *, has_wheels: bool, on_answer: Callable[[], None] = lambda: None) -> None:
         self._looked_at = self._clock.monotonic()
         self._look_at = self._looked_at + LOOK_AGAIN_S
         self._checked_at = self._looked_at - CHECKED_S
-        warnings, objection, are_wanted, are_all_checked = self._kafka.check(has_wheels=has_wheels)
+        warnings, objection, are_wanted, are_all_checked = self._kafka.check(
+            has_wheels=has_wheels, on_answer=on_answer
+        )
         self._checked_at = self._clock.monotonic()
         if not are_all_checked:
             self._look_at = self._looked_at + LOOK_AT_REST_S
@@ -311,7 +313,7 @@ class Candidacy:
         try:
             # The look of the term that has just ended is not repeated: it may take seconds.
             if self._clock.monotonic() - self._checked_at >= CHECKED_S:
-                self._check(has_wheels=has_wheels)
+                self._check(has_wheels=has_wheels, on_answer=self._answered)
         except (KafkaAway, LeadingRefused) as refusal:
             self._error = str(refusal)
             self._is_refused = isinstance(refusal, LeadingRefused)
@@ -319,8 +321,7 @@ class Candidacy:
                 self._clock.monotonic_ms(), token, TransactionState.UNKNOWN, touched=False
             )
         self._is_refused = False
-        self.is_answered = True
-        self._on_event()
+        self._answered()
         is_read, last_marks = self._follower.offset >= 0, self.last_marks
         known_out = self._follower.state.left_out.ids if is_read else self.last_left_out
         failed = self._init_all(producers, known_out)
@@ -337,6 +338,11 @@ class Candidacy:
             token,
             TransactionState.FENCED if fenced else TransactionState.UNKNOWN,
         )
+
+    def _answered(self) -> None:
+        """Has others wait for this candidate: its check takes many answers of distant brokers."""
+        self.is_answered = True
+        self._on_event()
 
     def _init_all(
         self, producers: ProducersPort, known_out: AbstractSet[int]

@@ -67,8 +67,7 @@ class FakeKafka:
     def __init__(self, *topics: LongTopic) -> None:
         self._topics = list(topics)
 
-    def check(self, *, has_wheels: bool) -> Checked:
-        del has_wheels
+    def check(self, **_: object) -> Checked:
         return Checked()
 
     def producers(self) -> None:
@@ -238,8 +237,7 @@ class LateKafka:
     def __init__(self, topic: LateTopic) -> None:
         self._topic = topic
 
-    def check(self, *, has_wheels: bool) -> Checked:
-        del has_wheels
+    def check(self, **_: object) -> Checked:
         return Checked()
 
     def producers(self) -> Producers:
@@ -322,8 +320,7 @@ class RefusingKafka(LateKafka):
         super().__init__(LateTopic(0))
         self._why = why
 
-    def check(self, *, has_wheels: bool) -> Checked:
-        del has_wheels
+    def check(self, **_: object) -> Checked:
         raise self._why
 
 
@@ -341,6 +338,24 @@ def test_what_a_node_is_refused_for_is_reported_though_another_leads(
     assert candidacy.error == (str(why) if stays else None)
 
 
+def test_a_candidate_is_waited_for_from_the_first_answer_of_its_check_on() -> None:
+    """The whole check takes seconds where brokers are far: others would stand meanwhile."""
+    kafka = LateKafka(LateTopic(0))
+    candidacy, seen = candidate(kafka, Clock()), list[bool]()
+
+    def check(*, has_wheels: bool, on_answer: Callable[[], None]) -> Checked:
+        seen.append(candidacy.is_answered)
+        on_answer()
+        seen.append(candidacy.is_answered)
+        raise KafkaAway(f"lost on the way: {has_wheels}")
+
+    kafka.check = check  # type: ignore[method-assign,assignment]
+    candidacy.init("t", has_wheels=False)
+    assert seen == [False, True]
+    candidacy.init("u", has_wheels=False)
+    assert seen == [False, True, False, True]
+
+
 class CountingKafka(LateKafka):
     """Counts how often it was checked."""
 
@@ -348,9 +363,9 @@ class CountingKafka(LateKafka):
         super().__init__(LateTopic(0))
         self.checks = 0
 
-    def check(self, *, has_wheels: bool) -> Checked:
+    def check(self, **known: object) -> Checked:
         self.checks += 1
-        return super().check(has_wheels=has_wheels)
+        return super().check(**known)
 
 
 def test_what_a_term_has_just_checked_is_not_checked_again() -> None:

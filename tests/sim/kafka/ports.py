@@ -37,7 +37,7 @@ class SimKafkaClient:
         self._line = KafkaLine(kafka, node, names, clock)
         self._ends = EndTimes()
 
-    def check(self, *, has_wheels: bool) -> Checked:
+    def check(self, *, has_wheels: bool, on_answer: Callable[[], None] = lambda: None) -> Checked:
         """Makes sure that Kafka answers and can keep our promises; creates our topics."""
         kafka, names = self._line.kafka, self._line.names
 
@@ -57,6 +57,7 @@ class SimKafkaClient:
             raise KafkaAway("Kafka does not answer")
         if objection:
             raise LeadingRefused(objection)
+        on_answer()
         halves = kafka.troubles.of(names.halves)
         is_closed = halves is not None and halves.refusal is not None
         return Checked(halves_objection=f"topic {names.halves} is {halves}" if is_closed else None)

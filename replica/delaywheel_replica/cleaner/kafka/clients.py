@@ -60,7 +60,7 @@ class KafkaClients:
                 self._made_admin = KafkaAdmin(self._settings.admin(), logger=LOGGER)
             return self._made_admin
 
-    def check(self, *, has_wheels: bool) -> Checked:
+    def check(self, *, has_wheels: bool, on_answer: Callable[[], None] = lambda: None) -> Checked:
         """Checks that Kafka answers, has our topics, and that this node can lead on it.
 
         Each candidacy checks all: brokers may be replaced and topics lost while this process lives.
@@ -68,6 +68,7 @@ class KafkaClients:
         self._admin.poll(0)  # logs what the client has reported meanwhile
         try:
             brokers = brokers_of(self._admin, self._settings.names.control)
+            on_answer()
             silent = frozenset[int]()
             if self._checks_brokers:
                 silent = check_brokers(self._admin, [broker.id for broker in brokers])

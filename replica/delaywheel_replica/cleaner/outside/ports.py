@@ -321,11 +321,12 @@ class Checked(NamedTuple):
 class KafkaPort(Protocol):
     """Makes producers and readers."""
 
-    def check(self, *, has_wheels: bool) -> Checked:
+    def check(self, *, has_wheels: bool, on_answer: Callable[[], None] = lambda: None) -> Checked:
         """Checks that Kafka answers and can keep our promises; creates our topics.
 
         Args:
             has_wheels: This node holds messages.
+            on_answer: Called as Kafka has answered the first of several questions.
 
         Raises:
             KafkaAway: Kafka does not answer.
