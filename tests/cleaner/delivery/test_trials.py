@@ -38,6 +38,8 @@ class Brokers:
         silent: topics that do not answer.
         lost_answers: how many answers of each topic are lost.
         aborts: whether aborts get an answer.
+        keeping: topics that keep the ids that have written to them.
+        kept: these ids: they cannot be inited.
         inited: the ids that were inited, in order.
         begun: how many trials began.
         closed: those whose producers were closed, in order.
@@ -49,10 +51,13 @@ class Brokers:
         self.silent: set[str] = set()
         self.lost_answers: dict[str, int] = {}
         self.aborts = True
+        self.keeping: set[str] = set()
+        self.kept: set[int] = set()
         self.inited: list[int] = []
         self.begun = 0
         self.closed: list[int] = []
         self.written: list[Record] = []
+        self._trials = Bisection(self.producer, NAMES, runner=AtOnce(), clock=Still())
 
     def producer(self, number: int) -> Producer:
         return Producer(self, number)
@@ -65,8 +70,7 @@ class Brokers:
         records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
         records["partition"] = partition
         rows = DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
-        trials = Bisection(self.producer, NAMES, runner=AtOnce(), clock=Still())
-        return trials.search(rows, everywhere).result(0)
+        return self._trials.search(rows, everywhere).result(0)
 
 
 class Producer:
@@ -84,7 +88,8 @@ class Producer:
     def init(self, timeout_ms: int) -> KafkaCallEnd:
         assert timeout_ms > 0
         self._brokers.inited.append(self._number)
-        return KafkaCallEnd(TransactionState.CONTINUE)
+        is_kept = self._number in self._brokers.kept
+        return KafkaCallEnd(TransactionState.UNKNOWN if is_kept else TransactionState.CONTINUE)
 
     def begin(self) -> None:
         self._topics = set()
@@ -94,6 +99,8 @@ class Producer:
         written = [*records]
         self._brokers.written += written
         self._topics |= {record.topic for record in written}
+        if self._topics & self._brokers.keeping:
+            self._brokers.kept.add(self._number)
         return []
 
     def flush(self, timeout_ms: int) -> bool:
@@ -160,6 +167,23 @@ def test_what_a_stuck_trial_wrote_is_let_go_at_once() -> None:
     brokers.search("bad")
     assert brokers.inited == [0, 4, 0, 4], "the next init of an id ends its transaction"
     assert brokers.closed == [0, 4], "no client goes with records that have no answer"
+
+
+def test_ids_that_kafka_keeps_hold_up_no_other_search() -> None:
+    """A trial has written to a partition whose broker is away: no init of its id succeeds."""
+    brokers = Brokers()
+    brokers.silent = brokers.keeping = {"bad"}
+    assert brokers.search("bad").unavailable.keys() == {"bad"}
+    assert brokers.kept == {0, 4}
+    brokers.inited = []
+    assert brokers.search("good").complete
+    assert brokers.inited == [1, 0, 4], "a lane with free ids comes first"
+    assert brokers.search(*"abcd").tried == set("abcd")
+    brokers.kept.clear()
+    brokers.search("good")
+    brokers.inited = []
+    assert brokers.search("good").complete
+    assert brokers.inited == [0]
 
 
 def test_one_lost_answer_does_not_make_a_topic_silent() -> None:

@@ -37,6 +37,9 @@ from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 from delaywheel_replica.process.logs import get_logger
 
 INIT_MS = 5_000
+STUCK_MS = 1_500
+"""The same for an id whose transaction was stuck: Kafka may keep it until a broker is back."""
+
 LANES = 4
 TRIAL_MS = 1_000
 """How long a topic may take to answer before it counts as not answering."""
@@ -214,7 +217,7 @@ class Bisection:
                 raise
             finally:
                 self._on_found()
-            self._runner.together([lane.release for lane in self._lanes if lane.is_stuck])
+            self._runner.together([lane.release for lane in self._lanes if lane.stuck])
 
         self._runner.start(job)
         return future
@@ -226,7 +229,8 @@ class Bisection:
     def _search(self, rows: DueRows, everywhere: Mapping[str, int]) -> Findings:
         names = sorted(rows.topic_names())
         deadline = self._clock.monotonic() + SEARCH_S
-        shares = [(lane, names[n::LANES]) for n, lane in enumerate(self._lanes) if names[n::LANES]]
+        free = sorted(self._lanes, key=lambda lane: lane.stuck)
+        shares = [(lane, names[n::LANES]) for n, lane in enumerate(free) if names[n::LANES]]
         calls = [_Call(lane, rows, share, everywhere, deadline) for lane, share in shares]
         findings = Findings()
         for found in self._runner.together(calls):
@@ -255,6 +259,10 @@ class _Lane:
     batch and repairs that, when it notices, with an init that takes half a second. A transaction
     that is not answered is *stuck* until the next init of its id, which takes as long. Another id
     needs neither, so two ids take turns.
+
+    While a partition that it has written to takes nothing, Kafka keeps a stuck id, and no init of
+    it succeeds. So lanes with fewer of them come first, and none waits long for one: nothing is
+    forwarded while a search waits.
     """
 
     def __init__(
@@ -270,9 +278,9 @@ class _Lane:
         self._stuck: set[int] = set()
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether readers wait for one of its transactions."""
-        return bool(self._stuck)
+    def stuck(self) -> int:
+        """For how many of its transactions readers wait."""
+        return len(self._stuck)
 
     def release(self) -> None:
         """Ends its transactions that are stuck: readers of everything they wrote to wait."""
@@ -330,7 +338,7 @@ class _Lane:
         """Runs one trial with messages of some topics, and perhaps samples beside them."""
         began = self._clock.monotonic()
         if self._producer is None:
-            self._producer = self._init(self._numbers[self._id_in_use])
+            self._producer = self._ready()
         producer = self._producer
         trial = Trial(TrialResult.UNGUARDED)
         if producer is not None:
@@ -390,6 +398,9 @@ class _Lane:
         self._close()
         if stuck:
             self._stuck.add(self._numbers[self._id_in_use])
+        self._take_turns()
+
+    def _take_turns(self) -> None:
         self._id_in_use = (self._id_in_use + 1) % len(self._numbers)
 
     def _close(self) -> None:
@@ -397,11 +408,25 @@ class _Lane:
         if producer is not None:
             producer.close()
 
+    def _ready(self) -> TrialProducer | None:
+        """Makes one of its ids ready; None: Kafka does not answer, or keeps them."""
+        for _ in self._numbers:
+            number = self._numbers[self._id_in_use]
+            was_stuck = number in self._stuck
+            producer = self._init(number)
+            if producer is not None or not was_stuck:
+                return producer
+            self._take_turns()
+        return None
+
     def _init(self, number: int) -> TrialProducer | None:
         """Makes an id ready, and ends what it left behind; None: Kafka does not answer."""
-        self._stuck.discard(number)
         producer = self._make(number)
-        return producer if producer.init(INIT_MS).verdict is TransactionState.CONTINUE else None
+        ended = producer.init(STUCK_MS if number in self._stuck else INIT_MS)
+        if ended.verdict is not TransactionState.CONTINUE:
+            return None
+        self._stuck.discard(number)
+        return producer
 
 
 @dataclass(frozen=True, slots=True)
