@@ -13,10 +13,12 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from local.loopback import cluster as cluster_module
+from local.loopback.beside import PageProcess
 from local.loopback.cluster import (
     LocalCluster,
     argument_parser,
@@ -165,6 +167,18 @@ def test_the_next_commands_are_ready_to_paste(tmp_path: Path) -> None:
     three = LocalCluster(kafka="127.0.0.1:1", folder=tmp_path / "three", nodes=3)
     addresses = ",".join(node.address for node in three.nodes)
     assert f"export DELAYWHEEL_SERVER={addresses}\n" in next_commands(three, [])
+
+
+def test_the_page_beside_it_prints_a_link_and_ends(tmp_path: Path) -> None:
+    with PageProcess(["127.0.0.1:1"], tmp_path) as page:
+        wait_for(lambda: page.link is not None)
+        link = str(page.link)
+        assert "#secret=" in link
+        with urlopen(link, timeout=20) as answered:
+            assert b"page.js" in answered.read()
+    assert page.log.stat().st_mode & 0o077 == 0
+    with pytest.raises(OSError, match="refused"):
+        urlopen(link, timeout=20)
 
 
 @pytest.mark.usefixtures("fake_node")

@@ -19,7 +19,7 @@ from delaywheel_replica.web.acts import ActLog
 from delaywheel_replica.web.calls import BODY_AT_MOST, METHODS, CallRoutes, body_of
 from delaywheel_replica.web.live import Live
 from delaywheel_replica.web.nodes import NodeCalls
-from delaywheel_replica.web.refusals import PageRefusal, signed_out
+from delaywheel_replica.web.refusals import PageRefusal
 from delaywheel_replica.web.sessions import SESSION_S, Sessions
 from delaywheel_replica.web.settings import PageSettings
 
@@ -164,8 +164,6 @@ class PageSite:
     async def _shown_acts(self, request: web.Request) -> web.Response:
         viewer = guard.viewer_of(request)
         who = await self.nodes.who(viewer)
-        if who.principal and who.principal == "anonymous":
-            raise signed_out("sign in")
         sees_all = who.unlimited or any("operate" in grant.may for grant in who.grants)
         return web.json_response({"acts": self._acts.shown_to(viewer, all_of_them=sees_all)})
 

@@ -15,8 +15,8 @@ from local.bench.jobs import Bulk, Job, Paced, Sent
 from local.bench.sending import CLUSTER_ID, Sender
 from local.bench.usage import Sampler, Usage, Watch
 from local.bench.workloads import Topics
+from local.loopback.beside import IndexJob
 from local.loopback.cluster import LocalCluster
-from local.loopback.indexing import IndexJob
 from local.stage.scraping import Cost, Meter, scrape
 from local.stage.tally import Spread
 

@@ -12,6 +12,7 @@ Layout of the folder:
     <node>.toml       its configuration: `delaywheel serve --config <node>.toml` runs it by hand
     <node>.log        what its processes print
     trace-index/      what became of each message, with --trace; trace-index.log
+    web.log           what the operator's page prints: its link
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from local.loopback.beside import IndexJob, PageProcess
 from local.loopback.brokers import Brokers
 from local.loopback.child import end_if_interrupted, interrupt_on_signals
-from local.loopback.indexing import IndexJob
 from local.loopback.kafka import claim_port, free_ports, write_ready_file
 from local.loopback.kafka_jars import KafkaError
 from local.loopback.node import STOP_TIMEOUT_S, Node
@@ -518,9 +519,11 @@ def _asked_for(options: argparse.Namespace, settings: Mapping[str, Any]) -> Loca
     return cluster
 
 
-def _watch(cluster: LocalCluster, topics: Sequence[str], job: IndexJob | None) -> NoReturn:
+def _watch(
+    cluster: LocalCluster, topics: Sequence[str], job: IndexJob | None, page: PageProcess
+) -> NoReturn:
     """Keeps the nodes running, and says once what to do next, or why nothing comes of it."""
-    announced, doubts_at_s = False, time.monotonic() + PATIENCE_S
+    announced, shown, doubts_at_s = False, False, time.monotonic() + PATIENCE_S
     while True:
         cluster.watch()
         if job is not None:
@@ -528,6 +531,9 @@ def _watch(cluster: LocalCluster, topics: Sequence[str], job: IndexJob | None) -
         if not announced and cluster.accepts:
             print(next_commands(cluster, topics), flush=True)
             announced = True
+        elif announced and not shown and page.link is not None:
+            print(f"\nIn a browser: {page.link}", flush=True)
+            shown = True
         elif not announced and time.monotonic() > doubts_at_s:
             print(f"no messages are taken yet: is Kafka at {cluster.kafka}?", flush=True)
             doubts_at_s = math.inf
@@ -562,7 +568,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cluster.create_topic(topic)
             for node in cluster.nodes:
                 print(f"{node.id} takes calls at {node.address}; log: {node.log}", flush=True)
-            _watch(cluster, options.topic, _index_of(cluster, beside) if options.trace else None)
+            job = _index_of(cluster, beside) if options.trace else None
+            addresses = [node.address for node in cluster.nodes]
+            page = beside.enter_context(PageProcess(addresses, cluster.folder))
+            _watch(cluster, options.topic, job, page)
     except KeyboardInterrupt:
         return 0
     except (ClusterError, KafkaError) as error:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from delaywheel.trace import Trace
+from local.loopback.beside import IndexJob
 from local.loopback.cluster import ClusterError, LocalCluster
-from local.loopback.indexing import IndexJob
 
 WITHIN_S: Final = 300.0
 """Only bounds a hang: Spark starts meanwhile, and the index has a file each five seconds."""

@@ -1,4 +1,4 @@
-"""The trace's index beside a cluster on loopback, run as users do: `delaywheel trace-index`."""
+"""What runs beside a cluster on loopback, as users run it: the trace's index, operators' page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -64,6 +64,37 @@ class IndexJob:
         command = [sys.executable, "-m", "delaywheel_trace.job.command"]
         command += ["--settings", str(self._settings), "--index", str(self.index)]
         self._process = start_child(command, log=self.log, environment=finds_spark())
+
+
+class PageProcess:
+    """`delaywheel web` on any free port; a context manager that ends it.
+
+    Attributes:
+        log: What it prints, the link with its secret too.
+    """
+
+    def __init__(self, nodes: Sequence[str], folder: Path) -> None:
+        self.log = folder / "web.log"
+        self._nodes = nodes
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.log.unlink(missing_ok=True)  # an earlier one has another secret
+        self.log.touch(mode=0o600)
+        command = [sys.executable, "-m", "delaywheel_replica.cli.app", "web"]
+        command += ["--server", ",".join(self._nodes), "--listen", "127.0.0.1:0"]
+        self._process = start_child(command, log=self.log)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._process is not None:
+            end_child(self._process, patience_s=_STOP_S)
+
+    @property
+    def link(self) -> str | None:
+        """What opens it in a browser; None: it does not listen yet."""
+        lines = self.log.read_text().splitlines()
+        return next((line for line in lines if line.startswith("http")), None)
 
 
 def finds_spark() -> Mapping[str, str]:
