@@ -176,8 +176,7 @@ def mending(member: Member, slot: int) -> Task:
     """Makes from the journal what a fill has passed over in a second that can be read again."""
     disk = member.disk
     entry = member.entry(slot)
-    filled = entry.fill if entry else member.damaged[slot]
-    for fill, rows in _fills(member, filled, slot):
+    for fill, rows in _fills(member, _since(member, slot), slot):
         entry = member.entry(slot)
         at = entry.cells if entry else 0
         cells = section(fill, rows)
@@ -194,11 +193,16 @@ def mending(member: Member, slot: int) -> Task:
 
 def can_mend(member: Member, slot: int) -> bool:
     """Whether a second can be read up to its entry, and all frames behind that are here."""
-    since = member.damaged.get(slot, 0)
-    entry = member.entry(slot)
+    entry, since = member.entry(slot), member.damaged.get(slot, 0)
     is_bad = member.has_bad_entry(slot, since) if entry is None else member.listed(slot) is None
-    seqs = range((entry.fill if entry else since) + 1, member.filled + 1)
+    seqs = range(_since(member, slot) + 1, member.filled + 1)
     return not is_bad and all(member.frame(seq) is not None for seq in seqs)
+
+
+def _since(member: Member, slot: int) -> int:
+    """Returns the last fill that a second has, if it can be read: none is missing before."""
+    entry = member.entry(slot)
+    return max(entry.fill if entry else 0, member.damaged.get(slot, 0))
 
 
 def _fills(member: Member, filled: int, slot: int) -> list[tuple[int, list[Found]]]:
