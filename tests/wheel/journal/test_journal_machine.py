@@ -296,3 +296,30 @@ def test_a_frame_that_does_not_fit_its_place_cuts_what_is_behind() -> None:
     machine.fetch(1)
     assert (machine.journal.end, machine.journal.greatest) == (3, 3)
     assert machine.journal.read(3, MOST_BYTES)[0] == frame_of(3)
+
+
+def test_what_a_failed_sync_was_about_is_not_held() -> None:
+    machine = JournalMachine()
+    machine._append(2)
+    machine.sync()
+    machine._append(2)
+    machine.disk.faults.append(Fault("sync", path_part=".log"))
+    with pytest.raises(OSError, match="Input/output"):
+        machine.journal.sync()
+    assert (machine.journal.end, machine.journal.falls) == (2, 1)
+    machine.fetch(2)
+    machine.sync()
+    machine.disk.lose_unsynced()
+    machine.disk.restart()
+    assert Journal(machine.disk, FOLDER, WHEEL).end == 4
+
+
+def test_what_an_earlier_process_left_to_the_kernel_is_synced() -> None:
+    machine = JournalMachine()
+    machine._append(2)
+    machine.disk.restart()
+    machine.journal = Journal(machine.disk, FOLDER, WHEEL)
+    machine.sync()
+    machine.disk.lose_unsynced()
+    machine.disk.restart()
+    assert Journal(machine.disk, FOLDER, WHEEL).end == 2

@@ -1,6 +1,6 @@
 """Fills against lists of rows: carried out, ended midway, carried out again, cut back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +15,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.steps import finish
-from delaywheel.storage.frames.format import FrameDamaged
+from delaywheel.storage.frames.format import DamageReason, FrameDamaged
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.journal.encode import encode_frames
 from delaywheel.storage.journal.format import EMPTY, FILL, HEADER_LENGTH_BYTES, bare_frame
 from delaywheel.storage.journal.journal import Journal
+from delaywheel.storage.seconds.files import SecondFiles
 from delaywheel.storage.seconds.filling import Filler
-from delaywheel.storage.seconds.reading import read_second
+from delaywheel.storage.seconds.reading import read_file
+from delaywheel.storage.seconds.rows import PlacedRows
 from delaywheel.storage.seconds.table import HourTable
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.messages import (
@@ -50,12 +52,26 @@ class PlacedRow(NamedTuple):
     message: Message
 
 
+def read_second(disk: SimulatedDisk, slot: int, *, filled: int) -> PlacedRows | None:
+    """Reads what is filled of a second."""
+    entry = HourTable(disk, FOLDER, slot // layout.SECONDS_PER_HOUR).entry(slot)
+    if entry is None:
+        raise FrameDamaged(DamageReason.UNREADABLE, "its entry")
+    return read_file(disk, FOLDER, WHEEL, slot, entry, filled).rows()
+
+
 def new_disk() -> SimulatedDisk:
     disk = SimulatedDisk()
     disk.make_folder(FOLDER)
     for folder in FOLDER.parents:
         disk.sync_folder(folder)
     return disk
+
+
+def placed(rows: PlacedRows) -> Iterator[tuple[int, int, int, Message]]:
+    """Yields kind, seq, place and message of rows."""
+    places = rows.kinds.tolist(), rows.seqs.tolist(), rows.places.tolist()
+    yield from zip(*places, messages_of(rows.columns), strict=True)
 
 
 class FillMachine(RuleBasedStateMachine):
@@ -73,8 +89,12 @@ class FillMachine(RuleBasedStateMachine):
         self.is_closed = False
         self.journal = Journal(self.disk, FOLDER, WHEEL)
         self.plain_journal = Journal(self.plain, FOLDER, WHEEL)
-        self.filler = Filler(self.disk, FOLDER, WHEEL, self.journal)
-        self.plain_filler = Filler(self.plain, FOLDER, WHEEL, self.plain_journal)
+        self.plain_filler = self._filler(self.plain, self.plain_journal)
+        self.filler = self._filler(self.disk, self.journal)
+
+    def _filler(self, disk: SimulatedDisk, journal: Journal) -> Filler:
+        self.files = SecondFiles(disk, FOLDER, WHEEL)
+        return Filler(self.files, journal, self.passed_over.update)
 
     def _append(self, content: bytes, edges: list[int]) -> None:
         self.journal.append(content, edges)
@@ -130,7 +150,7 @@ class FillMachine(RuleBasedStateMachine):
     def _filled(self) -> None:
         record = self.journal.filled
         if record > self.plain_journal.filled:
-            finish(self.plain_filler.fill(record, floor=BASE_SLOT, passed_over={}))
+            finish(self.plain_filler.fill(record, floor=BASE_SLOT, passed_over=()))
             self.fills.append(record)
 
     @precondition(lambda self: self.next_record is not None)
@@ -141,7 +161,7 @@ class FillMachine(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        self.filler.sync_tables([HOUR, HOUR + 1])
+        self.files.sync_tables()
         self.saved = self.journal.filled
 
     @precondition(lambda self: self.next_record is not None)
@@ -218,7 +238,7 @@ class FillMachine(RuleBasedStateMachine):
             for frame in missing:
                 edges.append(edges[-1] + len(frame))
             self.journal.append(b"".join(missing), edges)
-        self.filler = Filler(self.disk, FOLDER, WHEEL, self.journal)
+        self.filler = self._filler(self.disk, self.journal)
 
     @invariant()
     def each_second_has_what_was_filled(self) -> None:
@@ -236,18 +256,9 @@ class FillMachine(RuleBasedStateMachine):
             rows = sorted(expected.get(slot, []), key=lambda row: row[:4])
             filled = self.journal.filled
             for disk in (self.disk, self.plain):
-                found = read_second(disk, FOLDER, WHEEL, slot, filled=filled)
-                assert [
-                    (kind, seq, place, each)
-                    for part in found
-                    for kind, seq, place, each in zip(
-                        part.kinds.tolist(),
-                        part.seqs.tolist(),
-                        part.places.tolist(),
-                        messages_of(part.columns),
-                        strict=True,
-                    )
-                ] == [row[1:] for row in rows]
+                found = read_second(disk, slot, filled=filled)
+                columns = () if found is None else placed(found)
+                assert list(columns) == [row[1:] for row in rows]
             if self.begun > filled:
                 continue  # entries may have that fill
             entries = [HourTable(d, FOLDER, HOUR).entry(slot) for d in (self.disk, self.plain)]
@@ -291,9 +302,10 @@ def test_a_second_whose_entry_is_damaged_is_passed_over() -> None:
     refill(machine)
     assert machine.passed_over == {BASE_SLOT: 2}
     with pytest.raises(FrameDamaged):
-        read_second(machine.disk, FOLDER, WHEEL, BASE_SLOT, filled=machine.journal.filled)
-    behind = read_second(machine.disk, FOLDER, WHEEL, BASE_SLOT + 1, filled=machine.journal.filled)
-    assert [len(rows) for rows in behind] == [1, 1]
+        read_second(machine.disk, BASE_SLOT, filled=machine.journal.filled)
+    behind = read_second(machine.disk, BASE_SLOT + 1, filled=machine.journal.filled)
+    assert behind is not None
+    assert behind.seqs.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("has_file", [True, False])
@@ -317,7 +329,7 @@ def test_other_sections_than_the_entrys_are_noticed() -> None:
     refill(machine)
     machine.disk.set_content(path, bytes(content))
     with pytest.raises(FrameDamaged):
-        read_second(machine.disk, FOLDER, WHEEL, BASE_SLOT, filled=machine.journal.filled)
+        read_second(machine.disk, BASE_SLOT, filled=machine.journal.filled)
 
 
 def test_no_changed_bit_of_a_slot_file_is_read() -> None:
@@ -325,7 +337,7 @@ def test_no_changed_bit_of_a_slot_file_is_read() -> None:
     for bit in range(len(machine.disk.content(path)) * 8):
         machine.disk.flip_bit(path, bit)
         with pytest.raises(FrameDamaged):
-            read_second(machine.disk, FOLDER, WHEEL, BASE_SLOT, filled=2)
+            read_second(machine.disk, BASE_SLOT, filled=2)
         machine.disk.flip_bit(path, bit)
 
 
@@ -335,7 +347,8 @@ def test_rows_of_a_second_are_in_the_order_of_kind_seq_and_place() -> None:
     machine.write([message(2), message(3)], Kind.MESSAGES, 1)
     machine.record_a_fill()
     machine.fill()
-    (rows,) = read_second(machine.disk, FOLDER, WHEEL, BASE_SLOT, filled=4)
+    rows = read_second(machine.disk, BASE_SLOT, filled=4)
+    assert rows is not None
     assert (rows.kinds.tolist(), rows.seqs.tolist()) == ([1, 1, 4], [2, 3, 1])
     machine.each_second_has_what_was_filled()
 

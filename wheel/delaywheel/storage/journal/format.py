@@ -69,6 +69,7 @@ HEADER: Final[np.dtype[Any]] = np.dtype(
 )
 _HEADER = struct.Struct("<4sIIBBHQQqIIIIII")
 _CHECKSUMS = struct.Struct("<II")
+_KIND_AT: Final = 13
 CHECKED_FROM: Final = 8  # magic and the head's checksum itself; the magic is compared as it is
 _KINDS: Final = frozenset({*Kind, FILL, EMPTY})
 
@@ -169,6 +170,11 @@ def length_at(buffer: Buffer, offset: int) -> int:
     return int.from_bytes(
         buffer[offset + HEADER_LENGTH_BYTES - 4 : offset + HEADER_LENGTH_BYTES], "little"
     )
+
+
+def kind_at(buffer: Buffer, offset: int) -> int:
+    """Returns the kind of a whole frame from its header, unchecked."""
+    return buffer[offset + _KIND_AT]
 
 
 def has_body(head: FrameHead, buffer: Buffer, offset: int) -> bool:

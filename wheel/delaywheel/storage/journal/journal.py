@@ -22,6 +22,7 @@ event                      then
                            end falls in front of it, never below F
 `fill_through`             F has grown: by a fill, or by a copy of the seconds, which may be beyond
                            the end
+`sync` fails               what was written since the last one is cut
 `put_empty`                frames that no member has any more are replaced by empty ones
 `cut`                      a closed wheel has nothing beyond T
 `forget`                   whole segments at or below a seq go, the oldest first
@@ -32,8 +33,8 @@ there may be gone: `behind` says so, and whoever opens the journal saves that be
 it holds the wheel. Until the first `append` nothing of it is changed. A frame that the end of the
 process tore lies behind the end as well, but was never counted.
 
-The rules are those of docs/JOURNAL.md, 1 and 6 to 9; tests/sim/journal has the model. One thread
-changes a journal; `sync` and `read` are for any.
+The rules are those of docs/JOURNAL.md, 1 and 6 to 9; tests/sim/journal has the model. It is for any
+thread; one that appends waits for no sync, no read, and no deletion.
 """
 
 import threading
@@ -69,6 +70,7 @@ class Journal:
     Attributes:
         end: The seq through which it holds the wheel.
         filled: F, the seq through which frames are filled into their seconds.
+        falls: How often the end has fallen.
         behind: What lay behind the end when it was opened.
     """
 
@@ -78,7 +80,8 @@ class Journal:
         self._folder = folder
         self._wheel = wheel
         self.filled = self.end = filled
-        self._lock = threading.Lock()  # of what is not synced
+        self.falls = 0
+        self._lock = threading.RLock()  # of everything but reading and syncing files
         self._unsynced: dict[Segment, int] = {}  # the last seq that was written to each
         self._has_new_names = False
         self._is_tidy = False
@@ -91,6 +94,11 @@ class Journal:
         ]
         self._follow()
         self.behind = self._behind(damages[-1] if damages else None)
+        # An earlier process may have left them to the kernel.
+        lasts = {segment: segment.runs[-1].last_seq for segment in self._segments if segment.runs}
+        self._unsynced = {segment: last for segment, last in lasts.items() if last > filled}
+        self._synced = filled
+        self._has_new_names = bool(lasts)
 
     def _behind(self, damage: FrameDamaged | None) -> BehindEnd:
         has_more = [segment.end < segment.length_bytes for segment in self._segments]
@@ -122,6 +130,12 @@ class Journal:
 
     # --- growing
 
+    def records(self, first_seq: int, last_seq: int) -> list[int]:
+        """Returns the seqs of fill records between two."""
+        with self._lock:
+            seqs = [seq for segment in self._segments for seq in segment.records]
+        return [seq for seq in seqs if first_seq <= seq <= last_seq]
+
     def append(self, content: Buffer, edges: list[int]) -> None:
         """Appends frames that were checked, of which the first has the seq ``end + 1``.
 
@@ -132,6 +146,10 @@ class Journal:
         Raises:
             OSError: What was written of them is not held.
         """
+        with self._lock:
+            self._append(content, edges)
+
+    def _append(self, content: Buffer, edges: list[int]) -> None:
         self._tidy()
         first_seq = self.end + 1
         while (done := self.end + 1 - first_seq) < len(edges) - 1:
@@ -140,13 +158,16 @@ class Journal:
             if not place.fits(part):
                 self._cut(place.segment, place.at)
                 continue
-            with self._lock:
-                self._unsynced[place.segment] = self.end + len(part) - 1
+            self._unsynced[place.segment] = self.end + len(part) - 1
             place.segment.write(content, part, self.end + 1, place.at)
             self._follow()
 
     def put_empty(self, last_seq: int) -> None:
         """Puts empty frames in place of those behind the end that no member has any more."""
+        with self._lock:
+            self._put_empty(last_seq)
+
+    def _put_empty(self, last_seq: int) -> None:
         self._tidy()
         while self.end < last_seq:
             place = self._place()
@@ -160,13 +181,23 @@ class Journal:
                 )
                 for seq, (begin, end) in enumerate(pairwise(edges), self.end + 1)
             ]
-            self.append(b"".join(parts), edges)
+            self._append(b"".join(parts), edges)
 
-    def fill_through(self, filled: int) -> None:
-        """Notes that all frames up to a seq are filled into their seconds, held here or not."""
-        self.filled = filled
-        self.end = max(self.end, filled)
-        self._follow()
+    def fill_through(self, filled: int, *, falls: int | None = None) -> None:
+        """Notes that all frames up to a seq are filled into their seconds, held here or not.
+
+        Args:
+            falls: How often the end had fallen when they were read; None: it does not matter.
+
+        Raises:
+            FrameDamaged: It has fallen since, and they may have been declared lost.
+        """
+        with self._lock:
+            if falls not in {None, self.falls}:
+                raise FrameDamaged(DamageReason.GONE, "the end has fallen")
+            self.filled = filled
+            self.end = max(self.end, filled)
+            self._follow()
 
     def _follow(self) -> None:
         """Moves the end over whole frames that follow on it."""
@@ -199,8 +230,7 @@ class Journal:
 
     def _begin(self, seq: int, number: int) -> Segment:
         segment = Segment(self._disk, self._folder, self._wheel, seq)
-        with self._lock:
-            self._has_new_names = True
+        self._has_new_names = True
         self._segments.insert(number, segment)
         return segment
 
@@ -208,20 +238,23 @@ class Journal:
 
     def look_again(self, seq: int) -> None:
         """Finds the end anew, as a frame was read that is not whole any more."""
-        number = self._number_of(seq)
-        if number >= 0:
-            self._segments[number].look(self._begin_behind(number))
-        self.end = self.filled
-        self._follow()
+        with self._lock:
+            number, before = self._number_of(seq), self.end
+            if number >= 0:
+                self._segments[number].look(self._begin_behind(number))
+            self.end = self.filled
+            self._follow()
+            self.falls += self.end < before
 
     def cut(self, closed_at: int) -> None:
         """Cuts what lies behind the end of a closed wheel."""
-        self._tidy()
-        for segment in self._segments:
-            if segment.runs and segment.runs[-1].last_seq > closed_at:
-                self._cut(segment, segment.end_before(closed_at + 1))
-                break
-        self.end = min(self.end, closed_at)
+        with self._lock:
+            self._tidy()
+            for segment in self._segments:
+                if segment.runs and segment.runs[-1].last_seq > closed_at:
+                    self._cut(segment, segment.end_before(closed_at + 1))
+                    break
+            self.end = min(self.end, closed_at)
 
     def _cut(self, segment: Segment, at: int) -> None:
         """Cuts a segment where a frame ends, and all segments behind it."""
@@ -247,19 +280,22 @@ class Journal:
         Raises:
             OSError: One cannot be deleted; it is forgotten all the same.
         """
-        while len(self._segments) > 1 and self._segments[1].first_seq <= seq + 1:
-            if self._segments[0] in self._unsynced:
-                return
-            self._delete(self._segments[0])
+        while True:
+            with self._lock:
+                is_needed = len(self._segments) < 2 or self._segments[1].first_seq > seq + 1
+                if is_needed or self._segments[0] in self._unsynced:
+                    return
+                segment = self._segments.pop(0)
+            segment.close()
+            self._disk.delete(segment.path)
 
     def _delete(self, segment: Segment) -> None:
-        with self._lock:
-            self._unsynced.pop(segment, None)
+        self._unsynced.pop(segment, None)
         self._segments.remove(segment)
         segment.close()
         self._disk.delete(segment.path)
 
-    # --- for any thread
+    # --- reading and syncing
 
     def read(self, seq: int, most_bytes: int) -> tuple[bytes, WholeFrames]:
         """Reads whole frames, and checks them: from one that is held or aside on, one at least.
@@ -268,31 +304,53 @@ class Journal:
             FrameDamaged: It is not there, or not whole any more: `look_again`.
             OSError: The medium, among others.
         """
-        segment = self._segment_of(seq)
-        if segment is None:
-            raise FrameDamaged(DamageReason.GONE, f"seq {seq}")
-        return segment.read(seq, most_bytes)
+        with self._lock:
+            segment = self._segment_of(seq)
+            if segment is None:
+                raise FrameDamaged(DamageReason.GONE, f"seq {seq}")
+            at, end = segment.place(seq)
+        return segment.read(seq, at, end, most_bytes)
 
     def sync(self) -> int:
         """Returns the seq through which all that is held in the journal is on the medium.
 
         Raises:
-            OSError: What the medium has of what was written since the last sync is not known.
+            OSError: What the medium has of what was written since the last sync is not known: the
+                end has fallen to that.
         """
-        end = self.end
         with self._lock:
+            end, falls = self.end, self.falls
             unsynced, has_new_names = dict(self._unsynced), self._has_new_names
             self._has_new_names = False
-        for segment in unsynced:
-            segment.sync()
-        if has_new_names:
-            self._disk.sync_folder(layout.journal_folder(self._folder))
-            self._disk.sync_folder(self._folder)
+        try:
+            for segment in unsynced:
+                segment.sync()
+            if has_new_names:
+                self._disk.sync_folder(layout.journal_folder(self._folder))
+                self._disk.sync_folder(self._folder)
+        except OSError:
+            self._fall()
+            raise
         with self._lock:
+            if falls != self.falls:
+                return min(end, self.end)
+            self._synced = max(self._synced, end)
             for segment, last_seq in unsynced.items():
                 if self._unsynced.get(segment) == last_seq:
                     del self._unsynced[segment]
         return end
+
+    def _fall(self) -> None:
+        """Cuts what is not known to be on the medium: it can be read, and may never get there."""
+        with self._lock:
+            self._has_new_names = True
+            last_seq = max(self._synced, self.filled)
+            for segment in self._segments:
+                if segment.runs and segment.runs[-1].last_seq > last_seq:
+                    self._cut(segment, segment.end_before(last_seq + 1))
+                    break
+            self.falls += self.end > last_seq
+            self.end = min(self.end, last_seq)
 
     def close(self) -> None:
         """Closes all files."""

@@ -18,7 +18,7 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Buffer, Disk, is_medium_error
 from delaywheel.storage.frames.format import DamageReason, FrameDamaged
 from delaywheel.storage.journal.checking import WholeFrames, whole_frames
-from delaywheel.storage.journal.format import MAGIC, decode_head, has_body, length_at
+from delaywheel.storage.journal.format import FILL, MAGIC, decode_head, has_body, kind_at, length_at
 
 _NOTED_EVERY_BYTES: Final = 64 << 10
 _PAGE_LENGTH_BYTES: Final = 4096  # what a medium refuses to return
@@ -46,6 +46,7 @@ class Segment:
     Attributes:
         first_seq: The seq that its name says.
         runs: Its whole frames, ascending.
+        records: The seqs of those of them that are fill records, ascending.
     """
 
     def __init__(self, disk: Disk, folder: Path, wheel: WheelId, first_seq: int) -> None:
@@ -53,10 +54,12 @@ class Segment:
         self.path = layout.journal_path(folder, first_seq)
         self.first_seq = first_seq
         self.runs: list[FrameRun] = []
+        self.records: list[int] = []
         self._noted: list[tuple[int, int]] = []  # seq and place
         self._wheel = wheel
         self._file = disk.open(self.path, create=True)
         self._lock = threading.Lock()  # so that nobody reads from a descriptor that is closed
+        self._is_closed = False
 
     @property
     def end(self) -> int:
@@ -75,14 +78,14 @@ class Segment:
             before: The seq for which the next segment was begun: what lies here of that or a later
                 one was cut, and a crash of the machine has undone it.
         """
-        self.runs, self._noted = [], []
+        self.runs, self.records, self._noted = [], [], []
         content = self._content()
         begin: tuple[int, int] | None = 0, self.first_seq
         damage = None
         while begin is not None:
             at, seq = begin
             found = whole_frames(content, wheel=self._wheel, first_seq=seq, begin=at)
-            self._note(found.edges[: max(before - seq, 0) + 1], seq)
+            self._note(content, found.edges[: max(before - seq, 0) + 1], seq)
             damage = found.damage
             begin = _next_whole(content, found.edges[-1], self._wheel, seq + len(found))
         return damage
@@ -110,12 +113,20 @@ class Segment:
         """Writes whole frames, of which the first has ``seq``, to a place where none lies."""
         begin = edges[0]
         self._file.write_at([memoryview(content)[begin : edges[-1]]], at)
-        self._note([at + edge - begin for edge in edges], seq)
+        self._note(content, edges, seq, at - begin)
 
-    def _note(self, edges: list[int], seq: int) -> None:
-        """Notes that whole frames lie between these edges."""
+    def _note(self, content: Buffer, edges: list[int], seq: int, distance: int = 0) -> None:
+        """Notes that whole frames lie between these edges of the content.
+
+        Args:
+            distance: Of a byte's place in the file from that in the content.
+        """
         if len(edges) < 2:
             return
+        kinds = [kind_at(content, edge) for edge in edges[:-1]]
+        records = [each for each, kind in enumerate(kinds, seq) if kind == FILL]
+        self.records = sorted({*self.records, *records}) if records else self.records
+        edges = [edge + distance for edge in edges]
         insort(self.runs, FrameRun(seq, seq + len(edges) - 2, edges[0], edges[-1]))
         joined = self.runs[:1]
         for run in self.runs[1:]:
@@ -153,17 +164,25 @@ class Segment:
             place += length_at(content, place)
         return at + place
 
-    def read(self, seq: int, most_bytes: int) -> tuple[bytes, WholeFrames]:
-        """Reads frames that are noted as whole, from ``seq`` on: one at least, and checks them.
+    def place(self, seq: int) -> tuple[int, int]:
+        """Returns where a frame that is noted as whole begins, and where its run ends."""
+        return self._place_of(seq), self._run_of(seq).end
+
+    def read(self, seq: int, at: int, end: int, most_bytes: int) -> tuple[bytes, WholeFrames]:
+        """Reads frames between two places, of which the first has ``seq``, and checks them.
+
+        One at least, however long it is.
 
         Raises:
             FrameDamaged: The first of them is not whole any more.
             OSError: The medium, among others.
         """
-        end, at, length = self._run_of(seq).end, self._place_of(seq), most_bytes
+        length = most_bytes
         while True:
             length = min(length, end - at)
             with self._lock:
+                if self._is_closed:
+                    raise FrameDamaged(DamageReason.GONE, f"seq {seq}")
                 content = self._file.read_at(length, at)
             found = whole_frames(content, wheel=self._wheel, first_seq=seq)
             if len(found):
@@ -190,6 +209,7 @@ class Segment:
     def close(self) -> None:
         """Closes the file."""
         with self._lock:
+            self._is_closed = True
             self._file.close()
 
 

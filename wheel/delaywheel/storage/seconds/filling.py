@@ -19,86 +19,88 @@ step                                    until then
 ======================================  ===========================================================
 
 A second is **passed over** if what its entry says cannot be known: the entry is bad, refused, or
-zeros although its file has a section of a fill up to F. Its rows stay in the journal (no segment
-goes while a second is passed over). A fill ends without a trace if a frame cannot be read: the end
-falls, and what was to be filled is fetched again.
+zeros although its file has a section of a fill up to F. That is saved before F is announced, so
+that no reader takes the second for whole. Its rows stay in the journal (no segment goes while a
+second is passed over), and `mend` makes its sections from there once it can be read again.
+
+A fill ends without a trace if a frame cannot be read, if the end falls meanwhile (what was read may
+have been declared lost since), or where there is no room.
 
 The rules are those of docs/JOURNAL.md, 4 to 6.
 """
 
-from collections.abc import Collection
-from itertools import groupby
-from pathlib import Path
+from collections.abc import Callable, Collection
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from delaywheel.identity import WheelId
-from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk, Folder, is_medium_error
-from delaywheel.storage.folder.layout import SECONDS_PER_HOUR
 from delaywheel.storage.folder.steps import Steps
-from delaywheel.storage.frames.format import FrameDamaged
-from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.journal.format import EMPTY, JournalFrame, decode_frame
 from delaywheel.storage.journal.journal import Journal
-from delaywheel.storage.seconds.rows import FilledRows
-from delaywheel.storage.seconds.section import (
-    SectionHead,
-    Sections,
-    decode_rows,
-    decode_section_head,
-    encode_sections,
-)
-from delaywheel.storage.seconds.table import NOTHING, Entry, HourTable
+from delaywheel.storage.seconds.files import SecondFiles, slots_of
+from delaywheel.storage.seconds.rows import PlacedRows
+from delaywheel.storage.seconds.section import encode_sections
+from delaywheel.storage.seconds.table import Entry
 
 _READ_BYTES: Final = 8 << 20
-_SECTIONS_A_STEP: Final = 64
 
 
 class Filler:
     """Fills the seconds of one wheel. One thread at a time."""
 
-    def __init__(self, disk: Disk, folder: Path, wheel: WheelId, journal: Journal) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._wheel = wheel
-        self._journal = journal
-        # Before anything is written: it tells failures of earlier syncs from its own.
-        disk.make_folder(layout.slots_folder(folder))
-        self._many_files = disk.many_files(layout.slots_folder(folder))
-        self._tables: dict[int, HourTable] = {}
-        self._entries: dict[int, Entry] = {}  # of the seconds that the fill is appended to
+    def __init__(
+        self, files: SecondFiles, journal: Journal, passed_over: Callable[[dict[int, int]], object]
+    ) -> None:
+        """Does nothing yet.
 
-    def fill(self, record: int, *, floor: int, passed_over: dict[int, int]) -> Steps[None]:
+        Args:
+            passed_over: Saves seconds that were passed over, each with F before that.
+        """
+        self._files = files
+        self._journal = journal
+        self._save = passed_over
+
+    def fill(self, record: int, *, floor: int, passed_over: Collection[int]) -> Steps[None]:
         """Carries out the fill with this record, and announces it.
 
         Args:
             record: The seq of the fill record, or the end of a closed wheel.
             floor: The first second that is not finished.
-            passed_over: Seconds that were passed over, each with F before that; more may come.
+            passed_over: Seconds that were passed over before.
 
         Raises:
             FrameDamaged: A frame cannot be read; nothing has changed that is read.
             OSError: The medium among others; nothing has changed that is read.
         """
+        falls = self._journal.falls
         self._journal.sync()
         before = self._journal.filled
+        new: dict[int, int] = {}  # with all that their pages of tables say nothing of
         try:
             frames, buffer = yield from self._frames(before + 1, record)
             if any(frame.kind == EMPTY for frame in frames):
                 self._cut_all_back(before, floor)
-            rows = FilledRows.of_frames(frames, buffer)
+            rows = PlacedRows.of_frames(frames, buffer)
             if rows is not None:
-                rows = self._to_fill(rows, before, record, floor, passed_over)
-            if rows is not None:
-                sections = encode_sections(rows, wheel=self._wheel, fill=record)
-                yield from self._write(sections, record)
-            for table in self._tables.values():
-                table.write()
+                slots = np.unique(rows.slots)
+                entries = {}
+                for slot in slots[slots >= floor].tolist():
+                    if slot not in passed_over:
+                        entry = self._entry(slot, before, record)
+                        if entry is None:
+                            unknown = self._files.table(slot).unknown_beside(slot)
+                            new |= dict.fromkeys([slot, *unknown], before)
+                        elif entry.fill < record:  # else it is done, before a crash
+                            entries[slot] = entry
+                yield from self._append(rows, entries, record)
+            if new:
+                self._save(new)
+            if falls == self._journal.falls:
+                self._files.write_entries()
         finally:
-            self._tables.clear()
-        self._journal.fill_through(record)
+            self._files.forget()
+        self._journal.fill_through(record, falls=falls)
 
     def _frames(self, first_seq: int, last_seq: int) -> Steps[tuple[list[JournalFrame], bytes]]:
         """Reads all frames between two seqs, and their bytes."""
@@ -114,168 +116,72 @@ class Filler:
         frames: list[JournalFrame] = []
         at = 0
         for number in range(first_seq, last_seq + 1):
-            frames.append(decode_frame(buffer, at, wheel=self._wheel, seq=number))
+            frames.append(decode_frame(buffer, at, wheel=self._files.wheel, seq=number))
             at += frames[-1].length_bytes
         return frames, buffer
 
     def _cut_all_back(self, before: int, floor: int) -> None:
         """Cuts back all seconds to the fill ``before``, as a frame was lost that they may have."""
-        for name in self._disk.list_folder(layout.slots_folder(self._folder)):
-            hour = layout.hour_of_name(name.removesuffix(".table"))
-            if hour is None or not name.endswith(".table"):
-                continue
-            first = hour * SECONDS_PER_HOUR
-            for slot in range(max(first, floor), first + SECONDS_PER_HOUR):
-                entry = self._table(slot).entry(slot)
-                if entry is not None and entry.fill > before:
-                    self._cut_back(slot, entry, before)
+        for slot in slots_of(self._files.hours(), floor):
+            entry = self._files.table(slot).entry(slot)
+            if entry is not None and entry.fill > before:
+                self._files.cut_back(slot, entry, before)
 
-    def _to_fill(
-        self, rows: FilledRows, before: int, record: int, floor: int, passed_over: dict[int, int]
-    ) -> FilledRows | None:
-        """Returns the rows of seconds that this fill is to be appended to; None: there are none."""
-        slots = np.unique(rows.slots)
-        slots = slots[slots >= floor]
-        self._entries.clear()
-        for slot in slots.tolist():
-            if slot in passed_over:
-                continue
-            entry = self._known_entry(slot, before)
-            if entry is not None and before < entry.fill < record:
-                entry = self._cut_back(slot, entry, before)
-            if entry is None:
-                passed_over[slot] = before
-            elif entry.fill < record:  # else it is done, before a crash
-                self._entries[slot] = entry
-        if not self._entries:
-            return None
-        if len(self._entries) == len(slots) and int(rows.slots[0]) >= floor:
-            return rows
-        return rows.of_slots(np.isin(rows.slots, list(self._entries)))
+    def _entry(self, slot: int, before: int, record: int) -> Entry | None:
+        """Returns the entry that the fill follows on; None: the second is passed over."""
+        entry = self._files.known_entry(slot, before)
+        if entry is not None and before < entry.fill < record:
+            return self._files.cut_back(slot, entry, before)
+        return entry
 
-    def _table(self, slot: int) -> HourTable:
-        hour = slot // SECONDS_PER_HOUR
-        table = self._tables.get(hour)
-        if table is None:
-            table = self._tables[hour] = HourTable(self._disk, self._folder, hour)
-        return table
-
-    def _known_entry(self, slot: int, before: int) -> Entry | None:
-        """Returns the entry of a second; None: it cannot be known."""
-        entry = self._table(slot).entry(slot)
-        if entry != NOTHING:
-            return entry
-        content = self._content(slot)
-        if not content:
-            return NOTHING if content is not None else None
-        try:
-            first = decode_section_head(content, 0, wheel=self._wheel, slot=slot)
-        except FrameDamaged:
-            return NOTHING  # a fill that was not finished
-        return None if first.fill <= before else NOTHING
-
-    def _content(self, slot: int) -> bytes | None:
-        """Reads a slot file, empty if there is none; None: the medium refuses it."""
-        try:
-            return self._disk.read_file(layout.slot_path(self._folder, slot))
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            if not is_medium_error(error):
-                raise
-        return None
-
-    def _cut_back(self, slot: int, entry: Entry, before: int) -> Entry | None:
-        """Puts back the entry of a second as it was after the fill ``before``."""
-        content = self._content(slot)
-        if content is None:
-            return None
-        found = NOTHING
-        try:
-            while found.length_bytes < entry.length_bytes:
-                head = decode_section_head(
-                    content, found.length_bytes, wheel=self._wheel, slot=slot
-                )
-                if head.fill > before:
-                    break
-                found = _following(found, decode_rows(content, head), head)
-        except FrameDamaged:
-            return None
-        self._table(slot).put(slot, found)
-        return found
-
-    def _write(self, sections: Sections, record: int) -> Steps[None]:
-        slots = sections.slots.tolist()
-        entries = [self._entries[slot] for slot in slots]
-        offsets = np.array([entry.length_bytes for entry in entries], np.int64)
-        placed = iter(sections.placed(offsets))
-        counts = zip(
-            sections.messages.tolist(),
-            sections.names.tolist(),
-            sections.releases.tolist(),
-            strict=True,
+    def _append(self, rows: PlacedRows, entries: dict[int, Entry], record: int) -> Steps[None]:
+        """Appends rows of these seconds."""
+        if not entries:
+            return
+        chosen = np.isin(rows.slots, list(entries))
+        sections = encode_sections(
+            rows if chosen.all() else rows.take(chosen), wheel=self._files.wheel, fill=record
         )
-        rows = zip(slots, entries, counts, strict=True)
-        for hour, of_hour in groupby(rows, key=lambda row: row[0] // SECONDS_PER_HOUR):
-            folder = self._disk.open_folder(layout.hour_folder(self._folder, hour))
-            try:
-                for number, (slot, entry, (messages, names, releases)) in enumerate(of_hour):
-                    content, checksum = next(placed)
-                    _append(folder, slot, content, entry.length_bytes)
-                    self._tables[hour].put(
-                        slot,
-                        entry.following(
-                            fill=record,
-                            length=len(content),
-                            checksum=checksum,
-                            messages=messages,
-                            names=names,
-                            releases=releases,
-                        ),
-                    )
-                    if number % _SECTIONS_A_STEP == _SECTIONS_A_STEP - 1:
-                        yield
-            finally:
-                folder.close()
-        self._sync(slots)
-        yield
+        yield from self._files.append(sections, entries)
 
-    def _sync(self, slots: list[int]) -> None:
-        paths = [layout.slot_path(self._folder, slot) for slot in slots]
-        self._many_files.sync(paths, were_closed=True)
-        for path in {path.parent for path in paths}:
-            self._disk.sync_folder(path)
-        self._disk.sync_folder(layout.slots_folder(self._folder))
-        self._disk.sync_folder(self._folder)
+    def mend(self, passed_over: dict[int, int]) -> Steps[list[int]]:
+        """Makes from the journal what seconds lack that were passed over and can be read again.
 
-    def sync_tables(self, hours: Collection[int]) -> None:
-        """Puts the tables of these hours on the medium, with their counts: F may be saved then."""
-        tables = [HourTable(self._disk, self._folder, hour) for hour in sorted(hours)]
-        tables = [table for table in tables if self._disk.exists(table.path)]
-        paths = [table.path for table in tables]
-        self._many_files.sync(paths, were_closed=True)
-        for table in tables:
-            table.count()
-            table.write()
-        self._many_files.sync(paths, were_closed=True)
-        self._disk.sync_folder(layout.slots_folder(self._folder))
+        Args:
+            passed_over: The seconds, each with F before that.
 
+        Returns:
+            The seconds that lack nothing any more, once tables are synced.
 
-def _append(folder: Folder, slot: int, content: bytearray, offset: int) -> None:
-    file = folder.open(layout.slot_name(slot))
-    try:
-        file.write_at([content], offset)
-    finally:
-        file.close()
-
-
-def _following(entry: Entry, rows: FilledRows, head: SectionHead) -> Entry:
-    """Returns the entry behind a section that was read."""
-    return entry.following(
-        fill=head.fill,
-        length=head.length_bytes,
-        checksum=head.checksum,
-        messages=head.rows - head.names,
-        names=head.names,
-        releases=int((rows.kinds == Kind.RELEASES).sum()),
-    )
+        Raises:
+            FrameDamaged: A frame cannot be read: they are copied from others.
+            OSError: The medium among others.
+        """
+        entries = {}
+        for slot, before in passed_over.items():
+            entry = self._files.known_entry(slot, before)
+            if entry is not None and self._files.is_whole(slot, entry):
+                # What it lacks of fills before it was passed over has no rows of it.
+                entries[slot] = entry._replace(fill=max(entry.fill, before))
+            yield
+        filled, has_from = self._journal.filled, self._journal.first_seq
+        entries = {s: e for s, e in entries.items() if e.fill >= min(has_from - 1, filled)}
+        first = min((entry.fill for entry in entries.values()), default=filled)
+        records = self._journal.records(first + 1, filled - 1)
+        try:
+            for before, record in pairwise(sorted({first, *records, filled})):
+                frames, buffer = yield from self._frames(before + 1, record)
+                rows = PlacedRows.of_frames(frames, buffer)
+                lacking = {s: e for s, e in entries.items() if e.fill <= before}
+                if rows is None:
+                    continue
+                lacking = {s: lacking[s] for s in np.unique(rows.slots).tolist() if s in lacking}
+                yield from self._append(rows, lacking, record)
+                self._files.write_entries()
+                for slot in lacking:
+                    following = self._files.table(slot).entry(slot)
+                    assert following is not None
+                    entries[slot] = following
+        finally:
+            self._files.forget()
+        return list(entries)

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from delaywheel.storage.folder.disk import Buffer
 from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.journal.format import EMPTY, FILL, JournalFrame
 
 
 @dataclass(frozen=True, eq=False)
-class FilledRows:
+class PlacedRows:
     """Rows, as one array for each property.
 
     Attributes:
@@ -39,7 +40,7 @@ class FilledRows:
         return len(self.seqs)
 
     @staticmethod
-    def of_frames(frames: Sequence[JournalFrame], buffer: Buffer) -> "FilledRows | None":
+    def of_frames(frames: Sequence[JournalFrame], buffer: Buffer) -> "PlacedRows | None":
         """Returns the rows of frames, sorted by second, kind, seq and place; None: there are none.
 
         Args:
@@ -57,7 +58,7 @@ class FilledRows:
         order = np.argsort(columns.slots, kind="stable")
         edges = np.cumsum([0, *counts[:-1]])
         places = np.arange(len(order)) - np.repeat(edges, counts)
-        return FilledRows(
+        return PlacedRows(
             _in_order(columns, order),
             np.repeat([frame.seq for frame in filled], counts)[order],
             np.repeat([frame.accepted_at_ms for frame in filled], counts)[order],
@@ -65,16 +66,20 @@ class FilledRows:
             np.repeat([frame.kind for frame in filled], counts)[order].astype(np.uint8),
         )
 
-    def of_slots(self, chosen: NDArray[np.bool_]) -> "FilledRows":
+    def take(self, chosen: NDArray[np.bool_]) -> "PlacedRows":
         """Returns the marked rows."""
         at = chosen.nonzero()[0]
-        return FilledRows(
+        return PlacedRows(
             _in_order(self.columns, at),
             self.seqs[at],
             self.accepted_at_ms[at],
             self.places[at],
             self.kinds[at],
         )
+
+    def of_kind(self, kind: Kind) -> "PlacedRows":
+        """Returns the rows of one kind."""
+        return self.take(self.kinds == kind)
 
     def content(self, firsts: NDArray[np.int64]) -> list[bytes]:
         """Returns the bytes of keys, values and headers of all rows from each of these to the next.

@@ -8,7 +8,7 @@ the header says where in its file the section lies.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Buffer
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
 from delaywheel.storage.frames.encode import FrameTopics
 from delaywheel.storage.frames.format import (
     HAS_PARTITIONS,
     HAS_TIMESTAMPS,
     DamageReason,
     FrameDamaged,
-    decode_topics,
 )
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.journal.pieces import Pieces
-from delaywheel.storage.seconds.rows import FilledRows
+from delaywheel.storage.seconds.rows import PlacedRows
 
 VERSION: Final = 1
 MAGIC: Final = b"DWsc"
@@ -51,7 +50,7 @@ _HEADER_ROWS: Final[np.dtype[Any]] = np.dtype(
         ("offset", "<u8"),
         ("rows", "<u4"),
         ("names", "<u4"),
-        ("topics", "<u4"),
+        ("releases", "<u4"),
         ("topics_length", "<u4"),
         ("blob_length", "<u4"),
         ("length_bytes", "<u4"),
@@ -67,6 +66,7 @@ class SectionHead(NamedTuple):
         offset: Where it lies in its file.
         rows: All its rows.
         names: Those of them that are no messages.
+        releases: Those of these that are releases.
     """
 
     magic: bytes
@@ -80,7 +80,7 @@ class SectionHead(NamedTuple):
     offset: int
     rows: int
     names: int
-    topics: int
+    releases: int
     topics_length: int
     blob_length: int
     length_bytes: int
@@ -101,20 +101,14 @@ class Sections:
 
     Attributes:
         slots: The second of each, ascending.
-        messages: How many messages each has.
-        names: How many other rows.
-        releases: How many of these are releases.
     """
 
-    slots: NDArray[np.int64]
-    messages: NDArray[np.int64]
-    names: NDArray[np.int64]
-    releases: NDArray[np.int64]
+    slots: list[int]
     headers: NDArray[Any]
     pieces: Pieces
 
-    def placed(self, offsets: NDArray[np.int64]) -> Iterator[tuple[bytearray, int]]:
-        """Returns the bytes of each section, which is to lie at that offset, and its checksum."""
+    def placed(self, offsets: Sequence[int]) -> Iterator[tuple[bytearray, SectionHead]]:
+        """Returns the bytes of each section, which is to lie at that offset, and its head."""
         self.headers["offset"] = offsets
         raw = self.headers.tobytes()
         for at, content in zip(
@@ -123,10 +117,10 @@ class Sections:
             content[:HEADER_LENGTH_BYTES] = raw[at : at + HEADER_LENGTH_BYTES]
             checksum = crc32c(memoryview(content)[_CHECKED_FROM:])
             struct.pack_into("<I", content, 4, checksum)
-            yield content, checksum
+            yield content, SectionHead._make(_HEADER.unpack_from(content))
 
 
-def encode_sections(rows: FilledRows, *, wheel: WheelId, fill: int) -> Sections:
+def encode_sections(rows: PlacedRows, *, wheel: WheelId, fill: int) -> Sections:
     """Encodes rows, sorted by second, as a section for each second."""
     slots, columns = rows.slots, rows.columns
     begins = np.ones(len(slots), bool)
@@ -135,7 +129,6 @@ def encode_sections(rows: FilledRows, *, wheel: WheelId, fill: int) -> Sections:
     headers = np.zeros(len(pieces.firsts), _HEADER_ROWS)
     is_name = rows.kinds != Kind.MESSAGES
     names = np.add.reduceat(is_name, pieces.firsts, dtype=np.int64)
-    releases = np.add.reduceat(rows.kinds == Kind.RELEASES, pieces.firsts, dtype=np.int64)
     timed, placed = pieces.have(columns.timestamps_ms >= 0), pieces.have(columns.partitions >= 0)
     topics = FrameTopics(len(columns.topics), columns.topic_numbers, pieces.counts)
     pieces.add([bytes(HEADER_LENGTH_BYTES)] * len(headers))
@@ -159,76 +152,75 @@ def encode_sections(rows: FilledRows, *, wheel: WheelId, fill: int) -> Sections:
     headers["magic"], headers["version"], headers["wheel_hash"] = MAGIC, VERSION, wheel.hash64
     headers["slot"], headers["fill"] = slots[pieces.firsts], fill
     headers["rows"], headers["names"] = pieces.counts, names
-    headers["topics"] = np.diff(topics.edges)
+    is_release = rows.kinds == Kind.RELEASES
+    headers["releases"] = np.add.reduceat(is_release, pieces.firsts, dtype=np.int64)
     headers["flags"] = timed * HAS_TIMESTAMPS + placed * HAS_PARTITIONS + (names > 0) * HAS_NAMES
     headers["length_bytes"] = pieces.lengths
-    return Sections(slots[pieces.firsts], pieces.counts - names, names, releases, headers, pieces)
+    return Sections(slots[pieces.firsts].tolist(), headers, pieces)
 
 
-def decode_section_head(buffer: Buffer, at: int, *, wheel: WheelId, slot: int) -> SectionHead:
+def decode_section_head(
+    buffer: Buffer, at: int, *, wheel: WheelId, slot: int, begin: int = 0
+) -> SectionHead:
     """Decodes and checks the section at a place of its file, without decoding its rows.
+
+    Args:
+        begin: Where the buffer begins in that file.
 
     Raises:
         FrameDamaged: No whole section of this wheel and second lies there.
     """
-    if len(buffer) - at < HEADER_LENGTH_BYTES:
-        raise FrameDamaged(DamageReason.SHORT, f"{len(buffer) - at} bytes")
-    head = SectionHead._make(_HEADER.unpack_from(buffer, at))
+    place, left = at - begin, len(buffer) - (at - begin)
+    if left < HEADER_LENGTH_BYTES:
+        raise FrameDamaged(DamageReason.SHORT, f"{left} bytes")
+    head = SectionHead._make(_HEADER.unpack_from(buffer, place))
     if head.magic != MAGIC:
         raise FrameDamaged(DamageReason.MAGIC)
     if (head.wheel_hash, head.slot, head.offset) != (wheel.hash64, slot, at):
         raise FrameDamaged(DamageReason.MISPLACED, f"slot {head.slot} at {head.offset}")
-    end = at + head.length_bytes
-    if end > len(buffer) or head.length_bytes < HEADER_LENGTH_BYTES:
-        raise FrameDamaged(DamageReason.SHORT, f"{len(buffer) - at} of {head.length_bytes} bytes")
-    if crc32c(memoryview(buffer)[at + _CHECKED_FROM : end]) != head.checksum:
+    if head.length_bytes > left or head.length_bytes < HEADER_LENGTH_BYTES:
+        raise FrameDamaged(DamageReason.SHORT, f"{left} of {head.length_bytes} bytes")
+    content = memoryview(buffer)[place + _CHECKED_FROM : place + head.length_bytes]
+    if crc32c(content) != head.checksum:
         raise FrameDamaged(DamageReason.CHECKSUM)
     if head.version != VERSION:
         raise FrameDamaged(DamageReason.VERSION, str(head.version))
     length = HEADER_LENGTH_BYTES + head.columns_length_bytes
     length += head.topics_length + head.blob_length
-    if length + -length % 8 != head.length_bytes or not 0 < head.rows >= head.names:
+    if length + -length % 8 != head.length_bytes or head.rows < head.names:
         raise FrameDamaged(DamageReason.LENGTHS, "section")
     return head
 
 
-def decode_rows(buffer: Buffer, head: SectionHead) -> FilledRows:
-    """Decodes the rows of a section that was checked; their content is not copied."""
-    rows, at = head.rows, head.offset + HEADER_LENGTH_BYTES
+def sections_in(
+    content: Buffer, end: int, *, wheel: WheelId, slot: int, begin: int = 0
+) -> Iterator[SectionHead]:
+    """Decodes and checks sections one after another, up to a place of their file.
 
-    def column(dtype: str, items: int = 1) -> NDArray[Any]:
-        nonlocal at
-        found = np.frombuffer(buffer, dtype, rows * items, at)
-        at += found.nbytes
-        return found
+    Args:
+        begin: Where the content begins in that file, with a section.
 
-    seqs, accepted_at_ms = column("<i8"), column("<i8")
-    none = np.full(rows, -1, np.int64)
-    timestamps = column("<i8") if head.flags & HAS_TIMESTAMPS else none
-    ids = column("u1", ID_LENGTH_BYTES)
-    places, numbers, lengths = column("<u4"), column("<u4"), column("<i4", 3).reshape(3, rows)
-    partitions = column("<i4") if head.flags & HAS_PARTITIONS else none.astype(np.int32)
-    due_ms = column("<u2") + np.int64(head.slot * 1000)
-    kinds = column("u1") if head.flags & HAS_NAMES else np.ones(rows, np.uint8)
-    topics_at = head.offset + HEADER_LENGTH_BYTES + head.columns_length_bytes
-    blob_at = topics_at + head.topics_length
-    topics = decode_topics(bytes(buffer[topics_at:blob_at]))
-    content = np.maximum(lengths, 0).sum(axis=0, dtype=np.int64)
-    if len(topics) != head.topics or int(numbers.max()) >= head.topics:
-        raise FrameDamaged(DamageReason.LENGTHS, "topics")
-    if int(content.sum()) != head.blob_length:
-        raise FrameDamaged(DamageReason.LENGTHS, "blob")
-    columns = Columns(
-        due_ms=due_ms,
-        ids=ids.reshape(rows, ID_LENGTH_BYTES),
-        topics=topics,
-        topic_numbers=numbers,
-        key_lengths=lengths[0],
-        value_lengths=lengths[1],
-        headers_lengths=lengths[2],
-        partitions=partitions,
-        timestamps_ms=timestamps,
-        blob=memoryview(buffer),
-        starts=content_starts(content) + blob_at,
+    Raises:
+        FrameDamaged: The next one is not whole.
+    """
+    at = begin
+    while at < end:
+        head = decode_section_head(content, at, wheel=wheel, slot=slot, begin=begin)
+        yield head
+        at += head.length_bytes
+
+
+def section_length_at(buffer: Buffer, place: int) -> int:
+    """Returns the length of a section from its header, unchecked; 0 beyond the buffer's end."""
+    return int.from_bytes(
+        buffer[place + HEADER_LENGTH_BYTES - 4 : place + HEADER_LENGTH_BYTES], "little"
     )
-    return FilledRows(columns, seqs, accepted_at_ms, places, kinds)
+
+
+def empty_section(*, wheel: WheelId, slot: int, fill: int, offset: int, length_bytes: int) -> bytes:
+    """Encodes a section without rows, in place of one that no member has any more."""
+    blob_length = length_bytes - HEADER_LENGTH_BYTES
+    fields = (VERSION, 0, 0, slot, wheel.hash64, fill, offset, 0, 0, 0, 0, blob_length)
+    content = bytearray(_HEADER.pack(MAGIC, 0, *fields, length_bytes)) + bytes(blob_length)
+    struct.pack_into("<I", content, 4, crc32c(memoryview(content)[_CHECKED_FROM:]))
+    return bytes(content)

@@ -10,7 +10,8 @@ and a reader knows that all sections are the ones that were written. Its check c
 too. An entry of zeros says that the second has no file.
 
 The counts say how many seconds of each page had an entry when F was last saved: if fewer have one,
-a page was lost, and its file perhaps with it. Between two saves they say nothing.
+a page was lost, and its files perhaps with it. Then all seconds of it without an entry are unknown,
+until something else is said of one of them, and the count of that page is forgotten.
 """
 
 import struct
@@ -23,6 +24,7 @@ from crc32c import crc32c
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.layout import SECONDS_PER_HOUR
+from delaywheel.storage.seconds.section import SectionHead
 
 _PAGE_LENGTH_BYTES: Final = 4096
 ENTRY_LENGTH_BYTES: Final = 32
@@ -51,17 +53,15 @@ class Entry(NamedTuple):
     releases: int
     chain: int
 
-    def following(
-        self, *, fill: int, length: int, checksum: int, messages: int, names: int, releases: int
-    ) -> "Entry":
+    def following(self, head: SectionHead) -> "Entry":
         """Returns the entry behind a further section."""
         return Entry(
-            fill,
-            self.length_bytes + length,
-            self.messages + messages,
-            self.names + names,
-            self.releases + releases,
-            crc32c(struct.pack("<I", checksum), self.chain),
+            head.fill,
+            self.length_bytes + head.length_bytes,
+            self.messages + head.rows - head.names,
+            self.names + head.names,
+            self.releases + head.releases,
+            crc32c(struct.pack("<I", head.checksum), self.chain),
         )
 
 
@@ -100,14 +100,18 @@ class HourTable:
         page[: len(found)] = found
         return page
 
-    def _counted(self, number: int) -> int:
-        """Returns how many seconds of a page had an entry when F was saved, as far as is known."""
-        counts = self._page(0)
-        if counts is None:
-            return 0
-        (check,) = struct.unpack_from("<I", counts, _COUNTS.size)
-        is_whole = crc32c(counts[: _COUNTS.size]) == check
-        return _COUNTS.unpack_from(counts)[number - 1] if is_whole else 0
+    def _counts(self) -> list[int]:
+        """Returns how many seconds of each page had an entry when F was saved, as far as known."""
+        page = self._page(0)
+        if page is not None and page.startswith(_checked(bytes(page[: _COUNTS.size]))):
+            return list(_COUNTS.unpack_from(page))
+        return [0] * _PAGES
+
+    def _put_counts(self, counts: list[int]) -> None:
+        page = bytearray(_checked(_COUNTS.pack(*counts)).ljust(_PAGE_LENGTH_BYTES, b"\0"))
+        if page != self._page(0):
+            self._pages[0] = page
+            self._changed.add(0)
 
     def entry(self, slot: int) -> Entry | None:
         """Returns what is said of a second; None: that cannot be read, or may have been lost."""
@@ -117,18 +121,22 @@ class HourTable:
             return None
         raw = bytes(page[at : at + ENTRY_LENGTH_BYTES])
         if raw == _NO_ENTRY:
-            counted = self._counted(number)
-            return None if counted and _present(page) < counted else NOTHING
+            return None if _present(page) < self._counts()[number - 1] else NOTHING
         fill, units, messages, names, releases, chain, check = _ENTRY.unpack(raw)
         if check != _check(slot, raw):
             return None
         return Entry(fill, units * _UNIT_BYTES, messages, names, releases, chain)
 
     def put(self, slot: int, entry: Entry) -> None:
-        """Says something else of a second whose page can be read; `write` has it written."""
+        """Says something else of a second; `write` has it written."""
         number, at = self._place(slot)
         page = self._page(number)
-        assert page is not None
+        if page is None:  # the medium refuses it; whoever writes it has all its seconds anew
+            page = self._pages[number] = bytearray(_PAGE_LENGTH_BYTES)
+        counts = self._counts()
+        if entry == NOTHING or _present(page) < counts[number - 1]:
+            counts[number - 1] = 0
+            self._put_counts(counts)
         raw = _ENTRY.pack(entry.fill, entry.length_bytes // _UNIT_BYTES, *entry[2:], 0)
         check = struct.pack("<I", _check(slot, raw))
         page[at : at + ENTRY_LENGTH_BYTES] = _NO_ENTRY if entry == NOTHING else raw[:-4] + check
@@ -148,14 +156,30 @@ class HourTable:
             file.close()
         self._changed.clear()
 
+    def write_again(self) -> None:
+        """Writes all pages that can be read."""
+        self._changed |= {number for number in range(_PAGES + 1) if self._page(number) is not None}
+        self.write()
+
     def count(self) -> None:
         """Counts entries anew, which are on the medium; `write` has that written."""
-        pages = [self._page(number) for number in range(1, _PAGES + 1)]
-        raw = _COUNTS.pack(*(_present(page) if page is not None else 0 for page in pages))
-        page = bytearray(raw + struct.pack("<I", crc32c(raw))).ljust(_PAGE_LENGTH_BYTES, b"\0")
-        if page != self._page(0):
-            self._pages[0] = page
-            self._changed.add(0)
+        counts = self._counts()
+        for number in range(1, _PAGES + 1):
+            page = self._page(number)
+            if page is not None:
+                counts[number - 1] = max(counts[number - 1], _present(page))
+        self._put_counts(counts)
+
+    def unknown_beside(self, slot: int) -> list[int]:
+        """Returns all seconds of this one's page of which nothing is known."""
+        first = slot - (slot - self._first) % _PER_PAGE
+        end = min(first + _PER_PAGE, self._first + SECONDS_PER_HOUR)
+        return [each for each in range(first, end) if self.entry(each) is None]
+
+    def entries(self) -> list[tuple[int, Entry | None]]:
+        """Returns all seconds but those without a file."""
+        slots = range(self._first, self._first + SECONDS_PER_HOUR)
+        return [(slot, entry) for slot in slots if (entry := self.entry(slot)) != NOTHING]
 
     def _place(self, slot: int) -> tuple[int, int]:
         """Returns the page of a second's entry, and where in it that lies."""
@@ -166,6 +190,10 @@ class HourTable:
 def _present(page: bytearray) -> int:
     entries = np.frombuffer(page, "<u8").reshape(-1, ENTRY_LENGTH_BYTES // 8)
     return int(entries.any(axis=1).sum())
+
+
+def _checked(raw: bytes) -> bytes:
+    return raw + struct.pack("<I", crc32c(raw))
 
 
 def _check(slot: int, raw: bytes) -> int:
