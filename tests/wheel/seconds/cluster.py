@@ -580,7 +580,8 @@ class Cluster:
             raise Wrong(f"lost by crashes alone: {self.lost} {self.partly_lost}")
         for slot in (slot for slot in SLOTS if slot >= self.floor):
             entries = [HourTable(m.disk, FOLDER, HOUR).entry(slot) for m in self.members]
-            if any(entry != entries[0] for entry in entries):
+            filled = [entry for entry in entries if entry is None or entry.length_bytes]
+            if filled and any(entry != filled[0] for entry in entries):
                 raise Wrong(f"{slot} has different entries: {entries}")
             length = entries[0].length_bytes if entries[0] else 0
             path = layout.slot_path(FOLDER, slot)

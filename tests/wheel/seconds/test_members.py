@@ -5,7 +5,7 @@ a moment: the switches of tests/sim/journal/rules.py, as far as the files of sec
 them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -17,11 +17,12 @@ from delaywheel.storage.frames.format import FrameDamaged
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.journal import journal as journal_module
 from delaywheel.storage.journal.journal import Journal
+from delaywheel.storage.seconds import files as files_module
 from delaywheel.storage.seconds import saved
 from delaywheel.storage.seconds.copying import SecondCopy
 from delaywheel.storage.seconds.files import SecondFiles
 from delaywheel.storage.seconds.filling import Filler
-from delaywheel.storage.seconds.table import Entry, HourTable
+from delaywheel.storage.seconds.table import NOTHING, Entry, HourTable
 from delaywheel.storage.seconds.wheel import JournalWheel
 from sim.machine.disk import Crash, Fault
 from wheel.seconds.cluster import (
@@ -223,6 +224,43 @@ def is_refused_for_a_moment() -> None:
     cluster.settle()
 
 
+def cannot_write_a_section() -> None:
+    """A medium refuses to write to one file, and takes others."""
+    cluster = filled(2)
+    add(cluster)
+    member = cluster.members[1]
+    member.disk.spoil(FILE, 0, 1)
+    for each in cluster.members:
+        cluster.fill(each)
+    cluster.verify()
+    assert list(member.wheel.damaged) == [SLOT]
+    cluster.settle()
+
+
+def is_cut_to_nothing() -> None:
+    """All that a fill has put into a second is cut back; later fills pass it by."""
+    cluster = Cluster(0, 1)
+    (member,) = cluster.members
+    cluster.write_rows(Kind.MESSAGES, SLOT)
+    cluster.record()
+    cluster.acknowledge_all()
+    cluster.fill(member)
+    cluster.end(member, is_machine=False)  # before F was saved
+    spoil_frame(cluster, member, 1)
+    cluster.declare_lost()
+    member.wheel.journal.put_empty(1)
+    cluster.is_written = True
+    for slot in (SLOT + 1, SLOT):
+        cluster.write_rows(Kind.MESSAGES, slot)
+        cluster.record()
+        cluster.acknowledge_all()
+        cluster.fill(member)
+        cluster.save(member)
+    if member.wheel.damaged:
+        raise Wrong("a second that was cut back is passed over")
+    cluster.settle()
+
+
 def has_a_page_of_zeros() -> None:
     """A page of a table has become zeros, and its seconds are filled once more."""
     cluster = filled(2)
@@ -331,9 +369,10 @@ def _append_at_file_end(real: Any) -> Any:
 
 
 def _append_what_fits(real: Any) -> Any:
-    def append(files: SecondFiles, sections: Any, entries: Any) -> Iterator[None]:
+    def append(files: SecondFiles, sections: Any, entries: Any) -> Generator[None, None, list[int]]:
         with suppress(OSError):
             yield from real(files, sections, entries)
+        return []
 
     return append
 
@@ -413,6 +452,10 @@ def _not_pinned(wheel: JournalWheel) -> Iterator[int]:
     yield wheel._saved.filled
 
 
+def _put_zeros(files: SecondFiles, slot: int, entry: Entry) -> None:
+    files.table(slot).put(slot, entry if entry.length_bytes else NOTHING)
+
+
 def _nothing(*_: object) -> None:
     return None
 
@@ -430,6 +473,10 @@ DRILLS: Final[dict[Drill, dict[str, Callable[[pytest.MonkeyPatch], None]]]] = {
         "announces_at_end": _patched(Filler, "fill", _announce_first(Filler.fill)),
     },
     is_closed_within_a_fill: {"cuts_back": _patched(SecondFiles, "cut_back", _nothing)},
+    cannot_write_a_section: {
+        "passes_over_refused": _patched(files_module, "is_medium_error", lambda _error: False)
+    },
+    is_cut_to_nothing: {"keeps_cut_entries": _patched(SecondFiles, "put", _put_zeros)},
     is_lost_while_filled: {
         "ends_by_falls": lambda patch: patch.setattr(
             Journal, "falls", property(_always_zero, _nothing), raising=False
@@ -485,5 +532,5 @@ def test_a_drill_finds_its_mistake(
     drill: Drill, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     DRILLS[drill][mistake](monkeypatch)
-    with pytest.raises((Wrong, FrameDamaged)):
+    with pytest.raises((Wrong, FrameDamaged, OSError)):
         drill()

@@ -93,6 +93,8 @@ class SecondFiles:
         """Puts back the entry of a second as it was after a fill; None: it cannot be known."""
         content = self.content(slot)
         before = None if content is None else self._entry_before(slot, content, entry, filled)
+        if before == NOTHING:  # zeros would be doubted once F is beyond what the file has
+            before = NOTHING._replace(fill=max(filled, 1))
         if before is not None:
             self.put(slot, before)
         return before
@@ -115,8 +117,13 @@ class SecondFiles:
         """Says something else of a second, once `write_entries` is called."""
         self.table(slot).put(slot, entry)
 
-    def append(self, sections: Sections, entries: Mapping[int, Entry]) -> Steps[None]:
-        """Writes a section to each of these seconds, behind these entries, and syncs them."""
+    def append(self, sections: Sections, entries: Mapping[int, Entry]) -> Steps[list[int]]:
+        """Writes a section to each of these seconds, behind these entries, and syncs them.
+
+        Returns:
+            Seconds of which the medium has refused that; not all of them.
+        """
+        refused: list[int] = []
         slots = sections.slots
         placed = iter(sections.placed([entries[slot].length_bytes for slot in slots]))
         for hour, of_hour in groupby(slots, key=lambda slot: slot // SECONDS_PER_HOUR):
@@ -127,15 +134,20 @@ class SecondFiles:
                     file = folder.open(layout.slot_name(slot))
                     try:
                         file.write_at([content], head.offset)
+                        self.put(slot, entries[slot].following(head))
+                    except OSError as error:
+                        refused.append(slot)
+                        if not is_medium_error(error) or len(refused) == len(slots):
+                            raise
                     finally:
                         file.close()
-                    self.put(slot, entries[slot].following(head))
                     if number % _SECTIONS_A_STEP == _SECTIONS_A_STEP - 1:
                         yield
             finally:
                 folder.close()
         self.sync(slots)
         yield
+        return refused
 
     def write_section(self, slot: int, content: bytes, offset: int) -> None:
         """Writes sections to a place of one file, which is made anew if the medium refuses that."""

@@ -19,7 +19,8 @@ step                                    until then
 ======================================  ===========================================================
 
 A second is **passed over** if what its entry says cannot be known: the entry is bad, refused, or
-zeros although its file has a section of a fill up to F. That is saved before F is announced, so
+zeros although its file has a section of a fill up to F; or if the medium refuses its section, and
+takes others. That is saved before F is announced, so
 that no reader takes the second for whole. Its rows stay in the journal (no segment goes while a
 second is passed over), and `mend` makes its sections from there once it can be read again.
 
@@ -91,9 +92,10 @@ class Filler:
                         if entry is None:
                             unknown = self._files.table(slot).unknown_beside(slot)
                             new |= dict.fromkeys([slot, *unknown], before)
-                        elif entry.fill < record:  # else it is done, before a crash
+                        elif entry.fill != record:  # else it is done, before a crash
                             entries[slot] = entry
-                yield from self._append(rows, entries, record)
+                refused = yield from self._append(rows, entries, record)
+                new |= dict.fromkeys(refused, before)
             if new:
                 self._save(new)
             if falls == self._journal.falls:
@@ -130,19 +132,19 @@ class Filler:
     def _entry(self, slot: int, before: int, record: int) -> Entry | None:
         """Returns the entry that the fill follows on; None: the second is passed over."""
         entry = self._files.known_entry(slot, before)
-        if entry is not None and before < entry.fill < record:
+        if entry is not None and before < entry.fill != record:
             return self._files.cut_back(slot, entry, before)
         return entry
 
-    def _append(self, rows: PlacedRows, entries: dict[int, Entry], record: int) -> Steps[None]:
-        """Appends rows of these seconds."""
+    def _append(self, rows: PlacedRows, entries: dict[int, Entry], record: int) -> Steps[list[int]]:
+        """Appends rows of these seconds; returns those of which the medium has refused that."""
         if not entries:
-            return
+            return []
         chosen = np.isin(rows.slots, list(entries))
         sections = encode_sections(
             rows if chosen.all() else rows.take(chosen), wheel=self._files.wheel, fill=record
         )
-        yield from self._files.append(sections, entries)
+        return (yield from self._files.append(sections, entries))
 
     def mend(self, passed_over: dict[int, int]) -> Steps[list[int]]:
         """Makes from the journal what seconds lack that were passed over and can be read again.
@@ -176,9 +178,11 @@ class Filler:
                 if rows is None:
                     continue
                 lacking = {s: lacking[s] for s in np.unique(rows.slots).tolist() if s in lacking}
-                yield from self._append(rows, lacking, record)
+                refused = yield from self._append(rows, lacking, record)
                 self._files.write_entries()
-                for slot in lacking:
+                for slot in refused:
+                    entries.pop(slot)
+                for slot in lacking.keys() - refused:
                     following = self._files.table(slot).entry(slot)
                     assert following is not None
                     entries[slot] = following

@@ -15,6 +15,7 @@ until something else is said of one of them, and the count of that page is forgo
 """
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -77,6 +78,7 @@ class HourTable:
         self._first = hour * SECONDS_PER_HOUR
         self._pages: dict[int, bytearray | None] = {}  # None: the medium refuses it
         self._changed: set[int] = set()
+        self._doubted: dict[int, bool] = {}
 
     def _page(self, number: int) -> bytearray | None:
         if number not in self._pages:
@@ -100,14 +102,23 @@ class HourTable:
         page[: len(found)] = found
         return page
 
-    def _counts(self) -> list[int]:
+    def _is_doubted(self, number: int) -> bool:
+        """Whether a page has fewer entries than it had when F was saved."""
+        if number not in self._doubted:
+            page = self._page(number)
+            is_lost = page is not None and _present(page) < self._counts()[number - 1]
+            self._doubted[number] = is_lost
+        return self._doubted[number]
+
+    def _counts(self) -> Sequence[int]:
         """Returns how many seconds of each page had an entry when F was saved, as far as known."""
         page = self._page(0)
         if page is not None and page.startswith(_checked(bytes(page[: _COUNTS.size]))):
-            return list(_COUNTS.unpack_from(page))
+            return _COUNTS.unpack_from(page)
         return [0] * _PAGES
 
-    def _put_counts(self, counts: list[int]) -> None:
+    def _put_counts(self, counts: Sequence[int]) -> None:
+        self._doubted.clear()
         page = bytearray(_checked(_COUNTS.pack(*counts)).ljust(_PAGE_LENGTH_BYTES, b"\0"))
         if page != self._page(0):
             self._pages[0] = page
@@ -121,7 +132,7 @@ class HourTable:
             return None
         raw = bytes(page[at : at + ENTRY_LENGTH_BYTES])
         if raw == _NO_ENTRY:
-            return None if _present(page) < self._counts()[number - 1] else NOTHING
+            return None if self._is_doubted(number) else NOTHING
         fill, units, messages, names, releases, chain, check = _ENTRY.unpack(raw)
         if check != _check(slot, raw):
             return None
@@ -133,8 +144,8 @@ class HourTable:
         page = self._page(number)
         if page is None:  # the medium refuses it; whoever writes it has all its seconds anew
             page = self._pages[number] = bytearray(_PAGE_LENGTH_BYTES)
-        counts = self._counts()
-        if entry == NOTHING or _present(page) < counts[number - 1]:
+        if entry == NOTHING or self._is_doubted(number):
+            counts = list(self._counts())
             counts[number - 1] = 0
             self._put_counts(counts)
         raw = _ENTRY.pack(entry.fill, entry.length_bytes // _UNIT_BYTES, *entry[2:], 0)
@@ -163,7 +174,7 @@ class HourTable:
 
     def count(self) -> None:
         """Counts entries anew, which are on the medium; `write` has that written."""
-        counts = self._counts()
+        counts = list(self._counts())
         for number in range(1, _PAGES + 1):
             page = self._page(number)
             if page is not None:

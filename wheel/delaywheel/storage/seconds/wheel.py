@@ -289,9 +289,10 @@ class JournalWheel:
             floor: The sender's at the end of the copy.
 
         Returns:
-            Whether it is ended: what the sender has deleted must be finished here as well.
+            Whether it is ended: what the sender has deleted must be finished here as well, and
+            nothing may be filled beyond the wheel's end.
         """
-        if floor > self.floor:
+        if floor > self.floor or filled > (self._closed_at or filled):
             return False
         if filled > self.journal.filled:
             self.files.sync_tables()
