@@ -41,6 +41,7 @@ class SecondFiles:
         disk.make_folder(layout.slots_folder(folder))
         self._many_files = disk.many_files(layout.slots_folder(folder))
         self._tables: dict[int, HourTable] = {}
+        self._names: dict[int, frozenset[str]] = {}  # of slot files, by hour
         self._unsynced_hours: set[int] = set()
         self._is_refused = False  # what a failed sync was about never gets to the medium by itself
 
@@ -66,7 +67,7 @@ class SecondFiles:
         ``filled``.
         """
         entry = self.table(slot).entry(slot)
-        if entry != NOTHING:
+        if entry != NOTHING or not self._has_file(slot):
             return entry
         content = self.content(slot)
         if not content:
@@ -76,6 +77,14 @@ class SecondFiles:
         except FrameDamaged:
             return NOTHING  # a fill that was not finished
         return None if first.fill <= filled else NOTHING
+
+    def _has_file(self, slot: int) -> bool:
+        """Whether a second has a file: a look at each would be most of a fill into new ones."""
+        hour = slot // SECONDS_PER_HOUR
+        if hour not in self._names:
+            names = self._disk.list_folder(layout.hour_folder(self._folder, hour))
+            self._names[hour] = frozenset(names)
+        return layout.slot_name(slot) in self._names[hour]
 
     def content(self, slot: int) -> bytes | None:
         """Reads a slot file, empty if there is none; None: the medium refuses it."""
@@ -183,6 +192,7 @@ class SecondFiles:
     def forget(self) -> None:
         """Forgets tables that were read, and entries that were put and not written."""
         self._tables.clear()
+        self._names.clear()
 
     def sync_tables(self) -> None:
         """Puts the tables of all hours that were looked at on the medium, with their counts."""
