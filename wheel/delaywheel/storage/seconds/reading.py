@@ -27,7 +27,7 @@ from delaywheel.storage.seconds.section import SectionHead, decode_section_head,
 from delaywheel.storage.seconds.table import NOTHING, Entry, HourTable
 
 
-class Bounds(NamedTuple):
+class WheelBounds(NamedTuple):
     """What is announced of a wheel.
 
     Attributes:
@@ -79,7 +79,7 @@ class SecondsReader:
     """Reads the seconds of one wheel. For one thread."""
 
     def __init__(
-        self, disk: Disk, folder: Path, wheel: WheelId, bounds: Callable[[], Bounds]
+        self, disk: Disk, folder: Path, wheel: WheelId, bounds: Callable[[], WheelBounds]
     ) -> None:
         """Opens nothing yet.
 
@@ -116,7 +116,7 @@ class SecondsReader:
             if self._bounds().filled == bounds.filled:
                 return [part for part in (filled, behind) if part is not None]
 
-    def filled(self, slot: int, bounds: Bounds) -> SecondFile:
+    def filled(self, slot: int, bounds: WheelBounds) -> SecondFile:
         """Reads what fills have put into a second; arguments and errors as `rows`."""
         try:
             return self._filled(slot, bounds.filled)
@@ -135,7 +135,7 @@ class SecondsReader:
             raise FrameDamaged(DamageReason.UNREADABLE, "its entry")
         return read_file(self._disk, self._folder, self.wheel, slot, entry, filled)
 
-    def behind(self, slot: int, bounds: Bounds) -> PlacedRows | None:
+    def behind(self, slot: int, bounds: WheelBounds) -> PlacedRows | None:
         """Reads rows of frames that are not filled; arguments and errors as `rows`."""
         try:
             frames, buffer = self._frames_with(slot, bounds)
@@ -148,7 +148,7 @@ class SecondsReader:
         chosen = rows.slots == slot
         return rows.take(chosen) if chosen.any() else None
 
-    def _frames_with(self, slot: int, bounds: Bounds) -> tuple[list[JournalFrame], bytes]:
+    def _frames_with(self, slot: int, bounds: WheelBounds) -> tuple[list[JournalFrame], bytes]:
         self._tail.follow(bounds.filled, bounds.end)
         return self._tail.frames_with(slot)
 

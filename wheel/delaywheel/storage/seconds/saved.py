@@ -24,7 +24,7 @@ class SavedDamaged(Exception):
     """Neither file can be read: what a wheel's folder holds is not known, so it is copied anew."""
 
 
-class Saved(NamedTuple):
+class SavedSeconds(NamedTuple):
     """What is saved.
 
     Attributes:
@@ -38,7 +38,7 @@ class Saved(NamedTuple):
     passed_over: Mapping[int, int] = _NONE
 
 
-def save(disk: Disk, folder: Path, saved: Saved) -> None:
+def save(disk: Disk, folder: Path, saved: SavedSeconds) -> None:
     """Saves it durably."""
     passed_over = [list(pair) for pair in sorted(saved.passed_over.items())]
     body = json.dumps([_VERSION, saved.filled, saved.floor, passed_over]).encode()
@@ -47,7 +47,7 @@ def save(disk: Disk, folder: Path, saved: Saved) -> None:
         disk.replace_file(path, content)
 
 
-def load(disk: Disk, folder: Path) -> Saved:
+def load(disk: Disk, folder: Path) -> SavedSeconds:
     """Returns what was saved last; a wheel saves that nothing is filled before it writes anything.
 
     Raises:
@@ -76,11 +76,11 @@ def _paths(folder: Path) -> tuple[Path, Path]:
     return path, path.with_name(path.name + ".2")
 
 
-def _decoded(content: bytes) -> Saved:
+def _decoded(content: bytes) -> SavedSeconds:
     check, _, body = content.rstrip(b"\n").partition(b" ")
     if int(check, 16) != crc32c(body):
         raise ValueError("another check value")
     version, filled, floor, passed_over = json.loads(body)
     if version != _VERSION:
         raise ValueError(f"version {version}")
-    return Saved(filled, floor, dict(passed_over))
+    return SavedSeconds(filled, floor, dict(passed_over))

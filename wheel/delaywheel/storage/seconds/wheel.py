@@ -39,8 +39,8 @@ from delaywheel.storage.journal.journal import Journal
 from delaywheel.storage.seconds import saved
 from delaywheel.storage.seconds.files import SecondFiles
 from delaywheel.storage.seconds.filling import Filler
-from delaywheel.storage.seconds.reading import Bounds, SecondsReader
-from delaywheel.storage.seconds.saved import Saved
+from delaywheel.storage.seconds.reading import SecondsReader, WheelBounds
+from delaywheel.storage.seconds.saved import SavedSeconds
 from delaywheel.storage.seconds.table import Entry, HourTable
 
 FILL_BYTES: Final = 64 << 20
@@ -88,9 +88,9 @@ class JournalWheel:
         return self.journal.end
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> WheelBounds:
         """What readers may be told."""
-        return Bounds(self.journal.filled, self.journal.end)
+        return WheelBounds(self.journal.filled, self.journal.end)
 
     def reader(self) -> SecondsReader:
         """Returns a reader of its seconds, for one thread."""
@@ -192,7 +192,7 @@ class JournalWheel:
             self._save(self._saved.filled)
 
     def _save(self, filled: int) -> None:
-        known = Saved(filled, self.floor, dict(self.damaged))
+        known = SavedSeconds(filled, self.floor, dict(self.damaged))
         if known != self._saved:
             saved.save(self._disk, self._folder, known)
             self._saved = known
@@ -306,12 +306,12 @@ class JournalWheel:
         self.journal.close()
 
 
-def _loaded(disk: Disk, folder: Path) -> Saved:
+def _loaded(disk: Disk, folder: Path) -> SavedSeconds:
     try:
         return saved.load(disk, folder)
     except FileNotFoundError as error:
         if disk.exists(layout.slots_folder(folder)) or disk.exists(layout.journal_folder(folder)):
             raise saved.SavedDamaged(f"{folder} has lost its checkpoint") from error
-    new = Saved()
+    new = SavedSeconds()
     saved.save(disk, folder, new)
     return new
