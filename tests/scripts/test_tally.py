@@ -129,6 +129,15 @@ def test_other_due_than_acknowledged_is_altered(tally: Tally) -> None:
     assert verdict.altered == 1
 
 
+def test_a_message_that_was_deferred_is_unaltered_and_late_by_its_first_due(tally: Tally) -> None:
+    later = arrived(2, moved_ms=9_000)
+    first = ("dw-first-due", str(due_ms_of(2)).encode())
+    later = later._replace(headers=[*later.headers[:-4], first, *later.headers[-4:]])
+    verdict = tally.verdict([arrived(0), arrived(1), later])
+    assert verdict.is_clean
+    assert verdict.in_health.max_ms == 9_005
+
+
 def test_record_that_nobody_sent_is_a_stranger(tally: Tally) -> None:
     verdict = tally.verdict([arrived(n) for n in range(4)])
     assert verdict.strangers == 1

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from delaywheel.record_headers import FIRST_DUE
 from local.stage.gaps import longest_gap
 from local.stage.observer import Record
 
@@ -250,8 +251,8 @@ def id_of(record: Record) -> bytes:
 
 
 def due_of(record: Record) -> int:
-    """Returns the due in the service's own header; 0 if it is missing."""
-    return int(_text(record, "dw-due") or 0)
+    """Returns the due in the service's own headers, the first one if it was deferred; 0: none."""
+    return int(_text(record, FIRST_DUE) or _text(record, "dw-due") or 0)
 
 
 def _text(record: Record, header: str) -> str:
@@ -263,4 +264,5 @@ def _content_of(record: Record) -> Content:
     given = record.headers[: -len(OWN_HEADERS)]
     if tuple(name for name, _ in record.headers[-len(OWN_HEADERS) :]) != OWN_HEADERS:
         given = record.headers
-    return Content(record.key, record.value, tuple(given))
+    sent = (header for header in given if header[0] != FIRST_DUE)
+    return Content(record.key, record.value, tuple(sent))

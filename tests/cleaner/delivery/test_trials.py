@@ -24,10 +24,14 @@ DENIED = "TOPIC_AUTHORIZATION_FAILED: not allowed"
 
 
 class Still(SystemClock):
-    """Searches take no time, however busy the machine is."""
+    """Searches take the time of their answers, however busy the machine is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
 
     def monotonic(self) -> float:
-        return 0.0
+        return self.now_s
 
 
 class Brokers:
@@ -40,6 +44,7 @@ class Brokers:
         aborts: whether aborts get an answer.
         keeping: topics that keep the ids that have written to them.
         kept: these ids: they cannot be inited.
+        takes_ms: how long answers take, by how many topics they are about.
         inited: the ids that were inited, in order.
         begun: how many trials began.
         closed: those whose producers were closed, in order.
@@ -57,7 +62,9 @@ class Brokers:
         self.begun = 0
         self.closed: list[int] = []
         self.written: list[Record] = []
-        self._trials = Bisection(self.producer, NAMES, runner=AtOnce(), clock=Still())
+        self.takes_ms: dict[int, int] = {}
+        self.clock = Still()
+        self._trials = Bisection(self.producer, NAMES, runner=AtOnce(), clock=self.clock)
 
     def producer(self, number: int) -> Producer:
         return Producer(self, number)
@@ -104,7 +111,10 @@ class Producer:
         return []
 
     def flush(self, timeout_ms: int) -> bool:
-        assert timeout_ms > 0
+        takes_ms = self._brokers.takes_ms.get(len(self._topics), 0)
+        self._brokers.clock.now_s += min(takes_ms, timeout_ms) / 1000
+        if takes_ms > timeout_ms:
+            return False
         lost = [name for name in self._topics if self._brokers.lost_answers.get(name)]
         for name in lost:
             self._brokers.lost_answers[name] -= 1
@@ -184,6 +194,16 @@ def test_ids_that_kafka_keeps_hold_up_no_other_search() -> None:
     brokers.inited = []
     assert brokers.search("good").complete
     assert brokers.inited == [0]
+
+
+@pytest.mark.parametrize(("guard_ms", "is_silent"), [(100, True), (500, False)])
+def test_a_topic_may_be_as_slow_as_its_brokers_are(guard_ms: int, *, is_silent: bool) -> None:
+    """Else one that is well is deferred for as long as brokers take to get over a death."""
+    brokers = Brokers()
+    brokers.takes_ms = {1: guard_ms, 2: 2_000}
+    findings = brokers.search("good")
+    assert findings.complete
+    assert bool(findings.unavailable) == is_silent
 
 
 def test_one_lost_answer_does_not_make_a_topic_silent() -> None:

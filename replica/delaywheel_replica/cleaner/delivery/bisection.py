@@ -44,6 +44,10 @@ LANES = 4
 TRIAL_MS = 1_000
 """How long a topic may take to answer before it counts as not answering."""
 
+GUARDS = 5
+"""It may take so many times as long as the guard just before it, which is one record for one
+partition: brokers that are slow, as after one of them has died, are so for all topics."""
+
 BYTES_A_MS = 4_000
 """It may take longer for so many bytes."""
 
@@ -363,7 +367,9 @@ class _Lane:
     ) -> Trial:
         producer.begin()
         producer.write([self._guard])
+        began = self._clock.monotonic()
         answered = producer.flush(TRIAL_MS)
+        guard_ms = round((self._clock.monotonic() - began) * 1000)
         producer.write([self._guard])  # shows whether the first one was refused
         cause = producer.cause()
         if not answered or cause is not None or not producer.warm(topics, TRIAL_MS):
@@ -373,7 +379,8 @@ class _Lane:
         refused = producer.write(forwarded(self._names, rows, self._clock.wall_ms()))
         if samples is not None:
             producer.write(forwarded(self._names, samples, self._clock.wall_ms()))
-        answered = producer.flush(TRIAL_MS + sent_bytes(rows) // BYTES_A_MS)
+        usual_ms = max(TRIAL_MS, GUARDS * guard_ms)
+        answered = producer.flush(usual_ms + sent_bytes(rows) // BYTES_A_MS)
         producer.write([self._guard])  # the client accepts nothing once the transaction failed
         cause = producer.cause()
         if not answered and not producer.abortable:
