@@ -40,9 +40,10 @@ LARGER_WHEELS = [
     *[WheelModel(5, w, crashes=1, replacements=0) for w in (1, 2, 3, 4, 5)],
 ]
 TERMS = [
-    TermModel(candidacies=2, transactions=2, late=2),
+    # Every fault that test_sim_model_term.py makes is found within these bounds, or smaller ones.
+    TermModel(candidacies=2, transactions=2, late=1),
     TermModel(candidacies=3, late=0),
-    TermModel(candidacies=1, transactions=2, late=2, renewals=2),
+    TermModel(candidacies=1, transactions=2, late=1, renewals=1),
     TermModel(candidacies=2, transactions=2, late=0, renewals=1),
 ]
 LARGER_TERMS = [
