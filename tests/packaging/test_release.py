@@ -18,8 +18,7 @@ from local.release.source import NO_VERSION, NotReleasableError, NotRunError, so
 pytestmark = pytest.mark.kafka  # beside test_packages, which needs the same build
 
 OF_FILES = (
-    "metadata",
-    "contents of the wheel",
+    "metadata and contents",
     "licences",
     "signature",
     "the same bytes once more",

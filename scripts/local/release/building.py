@@ -13,11 +13,12 @@ from local.release import bill
 from local.release.source import Source, git, run
 
 PINS = "constraints.txt"
+_AS_THEY_ARE = (PINS, "packaging/compose/compose.yaml")
 _VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION"  # hatch-vcs does not tell it our name
 
 
 def build(source: Source, folder: Path) -> Path:
-    """Builds in a new folder, with the SBOM, and adds the pins; returns the folder of these files.
+    """Builds in a new folder, with the SBOM; returns the folder of all files of the release.
 
     Raises:
         NotReleasableError: It cannot be built.
@@ -33,7 +34,8 @@ def build(source: Source, folder: Path) -> Path:
     command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(tree))
     settings = {_VERSION_VARIABLE: source.version, "SOURCE_DATE_EPOCH": str(source.epoch_s)}
     run(*command, env=os.environ | settings)
-    shutil.copyfile(tree / PINS, built / PINS)
+    for name in _AS_THEY_ARE:
+        shutil.copyfile(tree / name, built / Path(name).name)
     return built
 
 

@@ -67,7 +67,7 @@ class Release:
 
     def installed(self, extra: str) -> Environment:
         """Returns the environment with an extra; made when it is first asked for."""
-        folder = self.scratch / f"with {extra}".strip()
+        folder = self.scratch / f"with-{extra}"
         is_new = not folder.exists()
         environment = Environment(folder)
         if is_new:
@@ -88,17 +88,12 @@ def has_same_bytes(release: Release) -> str:
     return ", ".join(names)
 
 
-def is_well_described(release: Release) -> str:
-    """`twine check`: metadata and README can be shown."""
+def is_well_formed(release: Release) -> str:
+    """Metadata and README can be shown; the wheel has no strays, and no file twice."""
     files = (str(release.wheel), str(release.sdist))
     run(sys.executable, "-m", "twine", "check", "--strict", *files)
-    return "twine check --strict"
-
-
-def has_what_belongs_there(release: Release) -> str:
-    """`check-wheel-contents`: no strays, no file twice."""
     run(sys.executable, "-m", "check_wheel_contents", str(release.wheel))
-    return "check-wheel-contents"
+    return "twine check --strict, check-wheel-contents"
 
 
 def has_licences(release: Release) -> str:
@@ -156,8 +151,7 @@ def has_first_minutes(release: Release) -> str:
 
 CHECKS: Mapping[str, Callable[[Release], str]] = {
     "the same bytes once more": has_same_bytes,
-    "metadata": is_well_described,
-    "contents of the wheel": has_what_belongs_there,
+    "metadata and contents": is_well_formed,
     "licences": has_licences,
     "signature": is_signed,
     "SBOM": has_a_true_bill,

@@ -60,6 +60,7 @@ def node(environment: Environment, readme: str, kafka: str) -> Iterator[str]:
     wanted = NewTopic(README_TOPIC, num_partitions=1, replication_factor=-1)
     admin = AdminClient({"bootstrap.servers": kafka})  # lives until Kafka has answered
     admin.create_topics([wanted])[README_TOPIC].result()
+    del admin  # it would go on to look for a broker that has ended
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     *_, serve = readme_block(readme, "sh", "delaywheel serve").splitlines()

@@ -42,13 +42,7 @@ class Builder:
         for file in (wheel, dist / PINS):
             shutil.copyfile(file, self._context / "dist" / file.name)
         wheels = ("--no-index", "--find-links", str(cache_folder() / "wheels"))
-        into = (
-            "--quiet",
-            "--dest",
-            str(self._context / "wheels"),
-            "--constraint",
-            str(dist / PINS),
-        )
+        into = ("--dest", str(self._context / "wheels"), "--constraint", str(dist / PINS))
         run(sys.executable, "-m", "pip", "download", *into, *wheels, f"{wheel}[server]")
         self._base = self._pulled() or self._of_packages()
 
@@ -57,12 +51,7 @@ class Builder:
         self._run(
             *("bud", "--quiet", "--format", "docker", "--layers=false"),
             *("--timestamp", str(self._source.epoch_s)),
-            *(
-                "--build-arg",
-                f"BASE={self._base}",
-                "--build-arg",
-                f"VERSION={self._source.version}",
-            ),
+            *(f"--build-arg=BASE={self._base}", f"--build-arg=VERSION={self._source.version}"),
             *("--file", str(self._source.root / "packaging" / "Containerfile")),
             *("--tag", self._name, "--iidfile", str(self._folder / "id"), str(self._context)),
         )

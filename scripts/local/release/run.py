@@ -8,8 +8,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from local.release import sums
 from local.release.building import build
@@ -21,17 +21,16 @@ ROOT = Path(__file__).parents[3]
 KEY_VARIABLE = "DELAYWHEEL_SIGNING_KEY"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A line of the closing table."""
 
     state: str
     what: str
-    note: str = ""
+    note: str
 
     def __str__(self) -> str:
         """As it is printed."""
-        return f"{self.state:<13} {self.what:<38} {self.note}".rstrip()
+        return f"{self.state:<13} {self.what:<38} {self.note}"
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
