@@ -30,4 +30,3 @@ def test_a_node_takes_what_the_image_sets(monkeypatch: pytest.MonkeyPatch) -> No
         address.rpartition(":")[2] for address in (config.listen, str(config.metrics_listen))
     }
     assert listens < {*exposed.split()}
-    assert f"127.0.0.1:{str(config.metrics_listen).rpartition(':')[2]}/healthz" in TEXT
