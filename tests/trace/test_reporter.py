@@ -11,7 +11,7 @@ import pytest
 
 from delaywheel.trace import reporter as module
 from delaywheel.trace.batch import BatchHead, decode
-from delaywheel.trace.counts import Cell, CellKey, Counted, Direction, folded
+from delaywheel.trace.counts import Cell, CellKey, Counted, Direction, EndCounts, folded
 from delaywheel.trace.reporter import MOST_BYTES, MOST_ROWS, QUEUE_BYTES, Reporter
 from delaywheel.trace.schema import EventKind
 
@@ -251,6 +251,41 @@ def test_too_many_cells_begin_a_new_part(
     found = sorted((one["topic"], one["part"], one["messages"]) for one in cells_written)
     assert found == [("t0", 0, 1), ("t0", 1, 1), ("t1", 0, 1), ("t2", 0, 1), ("t3", 0, 1)]
     assert {one["lost"] for one in kafka.counts.values()} == {1}
+
+
+def test_counts_that_are_refused_are_bounded_and_told_once(
+    kafka: Lists,
+    reporter: Reporter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("delaywheel.trace.counts.MOST_CELLS", 2)
+    kafka.topics, kafka.refuses = {"delaywheel-shop-counts"}, "no right"
+    for number in range(20):
+        reporter.count(cells(1, topic=f"t{number}"))
+        assert not reporter.flush(0.01)
+    assert [one.message for one in caplog.records] == [
+        "counts are not written, and are tried again: no right"
+    ]
+    kafka.refuses = ""
+    assert reporter.flush(60)
+    reporter.close()
+    written = [one for one in kafka.counts.values() if "topic" in one]
+    assert 4 <= len(written) <= 8
+    [end] = (one for one in kafka.counts.values() if one["direction"] == "end")
+    assert end["lost"] == 20 - len(written)
+
+
+def test_an_older_record_of_a_cell_is_not_written_again() -> None:
+    """Two are under way; the later one is acknowledged, and the one before it fails then."""
+    counts = EndCounts()
+    counts.add(cells(1))
+    [(key, first)] = counts.take({"reporter": "r"}).items()
+    counts.add(cells(2))
+    [(_, second)] = counts.take({"reporter": "r"}).items()
+    counts.ended(key, second, is_written=True)
+    counts.ended(key, first, is_written=False)
+    assert not counts.is_changed
 
 
 def test_counts_wait_for_a_topic_that_is_made_later(

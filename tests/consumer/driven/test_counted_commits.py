@@ -104,7 +104,11 @@ def test_what_is_counted_is_what_is_committed_whatever_fails(
 
 
 @pytest.mark.parametrize("how", ["denied", "hidden", "silent", "away"])
-def test_a_topic_of_counts_that_takes_none_keeps_nothing_from_being_committed(how: str) -> None:
+def test_a_topic_of_counts_that_takes_none_keeps_nothing_from_being_committed(
+    how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how != "silent":
+        monkeypatch.setattr("delaywheel.consumer.watching.counting._WITHOUT_S", 0.0)
     kafka, sink = FakeKafka(), Sink()
     consumer = traced(kafka, sink, wait_for_rights=None)
     if how == "away":
@@ -117,7 +121,34 @@ def test_a_topic_of_counts_that_takes_none_keeps_nothing_from_being_committed(ho
         for message in consumer.take(9):
             message.done()
     assert consumer.engine.counts.done == 20
-    assert consumer.engine.counts.failed_commits <= 1
+    assert consumer.engine.counts.failed_commits == (how == "silent")
+    is_forbidden = how in ("denied", "hidden")
+    assert consumer.engine.figures().are_counts_forbidden is is_forbidden
+    assert [COUNTS in one.message for one in caplog.records if one.name == "delaywheel.trace"] == (
+        [True] * is_forbidden
+    )
     assert consumer.engine.health.is_well
     assert sink.beside.messages == 20
     assert written(kafka).messages == 0
+
+
+def test_a_right_that_is_taken_away_costs_one_transaction_and_is_used_once_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delaywheel.consumer.watching.counting._WITHOUT_S", 0.0)
+    kafka, sink = FakeKafka(), Sink()
+    consumer = traced(kafka, sink, wait_for_rights=None)
+    forbidden = []
+    for turn in range(9):
+        kafka.denied = {COUNTS} if 3 <= turn < 6 else set()
+        send(kafka, turn * 4, 4)
+        for _ in range(4):
+            consumer.engine._commits._recover_at_s = 0.0
+            consumer.run_once()
+            for message in consumer.take(9):
+                message.done()
+        forbidden.append(consumer.engine.figures().are_counts_forbidden)
+    assert consumer.engine.counts.failed_commits == 1
+    assert forbidden == [False] * 3 + [True] * 3 + [False] * 3
+    assert written(kafka).messages + sink.beside.messages == committed(kafka)[0] == 36
+    assert 0 < sink.beside.messages < 18

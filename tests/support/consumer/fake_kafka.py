@@ -329,6 +329,12 @@ class FakeBroker:
             for topic in sorted((self.kafka.denied | hidden) - self.kafka.written)
         ]
 
+    def may_write(self, topic: str) -> bool | None:
+        """See `Broker`."""
+        self._answer()
+        denied = self.kafka.denied | self.kafka.hidden
+        return topic not in denied if topic in self.kafka.more else None
+
     def topics(self, names: Collection[str]) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
         self._look_for(self.kafka.hidden.intersection(names))

@@ -233,6 +233,13 @@ class Broker(Protocol):
             KafkaUnavailable: Try again.
         """
 
+    def may_write(self, topic: str) -> bool | None:
+        """Returns whether these credentials may write to a topic; None: it is not there.
+
+        Raises:
+            KafkaUnavailable: Try again.
+        """
+
     def limits(self) -> IngressLimits | None:
         """Returns what ingress takes; None: nobody says it, or not to us.
 

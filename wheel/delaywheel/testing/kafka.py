@@ -162,6 +162,10 @@ class MemoryBroker:
         """See `Broker`."""
         return []
 
+    def may_write(self, topic: str) -> bool | None:
+        """See `Broker`."""
+        return True if self._service.has_topic(topic) else None
+
     def limits(self) -> IngressLimits:
         """See `Broker`."""
         return self._service.ingress_limits

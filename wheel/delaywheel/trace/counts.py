@@ -4,7 +4,8 @@
 |---|---|
 | changes: it only grows | is written whole within 10 s: of its key the last record counts |
 | could not be written | is written again with the next ones |
-| is one of more than 10,000 | all are written, and are final: a new part begins, with other keys |
+| is one of more than 10,000, and those | all are written, and are final: a new part begins, with |
+| before are written | other keys |
 | is new, and 20,000 wait for Kafka | is not there: its messages are counted as lost |
 
 What a consumer commits is counted in its own transaction: `ExactCounts`. docs/TRACE.md has the
@@ -152,6 +153,7 @@ class EndCounts:
     def __init__(self) -> None:
         self._cells: dict[CellKey, Cell] = {}
         self._changed: set[CellKey] = set()
+        self._under_way: dict[bytes, bytes] = {}
         self._unsent: dict[bytes, bytes] = {}
         self._part = 0
         self._parts = 1
@@ -196,6 +198,7 @@ class EndCounts:
         Args:
             head: What all records of the reporter have: `reporter` among it.
         """
+        is_behind = bool(self._under_way or self._unsent)
         taken, self._unsent = self._unsent, {}
         own = {**head, "lost": self._lost}
         taken |= records_of(own, self._part, {key: self._cells[key] for key in self._changed})
@@ -204,14 +207,18 @@ class EndCounts:
             taken[_encoded([head["reporter"], "end"])] = _encoded(said)
             self._says = None
         self._changed.clear()
-        if len(self._cells) > MOST_CELLS:
+        self._under_way |= taken
+        if len(self._cells) > MOST_CELLS and not is_behind:
             self._cells.clear()
             self._part = self.begin_part()
         return taken
 
-    def failed(self, key: bytes, value: bytes) -> None:
-        """Notes that a record was not written; what is taken later under its key has all of it."""
-        self._unsent[key] = value
+    def ended(self, key: bytes, value: bytes, *, is_written: bool) -> None:
+        """Takes in whether a record was written; one that was taken later has all of it."""
+        if self._under_way.get(key) is value:
+            del self._under_way[key]
+            if not is_written:
+                self._unsent[key] = value
 
 
 class CountsPart(NamedTuple):

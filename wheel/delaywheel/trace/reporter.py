@@ -18,7 +18,7 @@
 
 Callers add columns under a lock that is never held while anything is encoded or sent. The thread
 starts with the first event. One line a minute, and one at the end, says how many were dropped, and
-why the last one was.
+why the last one was; another that counts are not written, and why, until they are.
 """
 
 from __future__ import annotations
@@ -176,6 +176,8 @@ class Reporter:
         self._added = self._ended = 0  # events; those dropped at once are in neither
         self._counts = EndCounts()
         self._counting = 0  # records of counts under way
+        self._why_uncounted = ""
+        self._say_uncounted_at_s = 0.0
         self._dropped = self._unsaid = 0
         self._why_dropped = ""
         self._say_at_s = 0.0
@@ -429,8 +431,15 @@ class Reporter:
         self._under_way -= 1
         with self._changed:
             self._counting -= 1
-            if error:
-                self._counts.failed(key, value)
+            self._counts.ended(key, value, is_written=not error)
+            if error and error != self._why_uncounted:
+                now_s = time.monotonic()
+                if now_s >= self._say_uncounted_at_s:
+                    self._say_uncounted_at_s = now_s + _SAY_AGAIN_S
+                    self._why_uncounted = error
+                    _LOG.warning("counts are not written, and are tried again: %s", error)
+            elif not error:
+                self._why_uncounted = ""
             self._changed.notify_all()
 
     def _send(self, port: TracePort, cluster: str, kind: str, rows: Rows) -> None:

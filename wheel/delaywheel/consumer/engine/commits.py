@@ -370,6 +370,7 @@ class Commits:
         passed = self._positions.passed(cut.offsets, cut.name)
         counted = self._counts.records(outcomes, self._state.clock_ms())
         cut.is_counted = bool(counted)
+        self._state.are_counts_forbidden = self._counts.is_forbidden
         records = [*cut.records, *counted] if counted else cut.records
         failure = self._state.broker.commit(records, passed, membership, one_by_one=cut.most == 1)
         return self._counts.ended(counted, failure)

@@ -111,6 +111,7 @@ class Dispatcher(Desk):
                 in_hand=book.in_hand(book.partitions),
                 oldest_in_hand_s=oldest_s,
                 suspects=self._state.suspects,
+                are_counts_forbidden=self._state.are_counts_forbidden,
                 lags={at: unread + book.unended(at) for at, unread in lags.items() if at in ours},
                 handled=tuple(self._handler_times.counts),
                 handled_s=self._handler_times.sum_s,

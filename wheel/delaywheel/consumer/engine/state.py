@@ -51,6 +51,8 @@ class EngineState:
         refusals: How often Kafka has refused something for want of a right.
         is_commit_refused: Whether the last transaction was refused for want of a right.
         suspects: Of how many partitions records are handed out one by one.
+        are_counts_forbidden: Whether the trace's counts are left out of transactions, as a right is
+            missing.
         unseen: The topics that these credentials may not even describe now.
         error: What ended the thread.
     """
@@ -91,6 +93,7 @@ class EngineState:
         self.refusals = 0
         self.is_commit_refused = False
         self.suspects = 0
+        self.are_counts_forbidden = False
         self.unseen: frozenset[str] = frozenset()
         self.error: BaseException | None = None
         self._policy: Policy | None = None

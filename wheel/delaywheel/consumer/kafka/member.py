@@ -67,6 +67,7 @@ from delaywheel.consumer.kafka.topics import (
     ids_unable,
     limits_of,
     make_topics,
+    may_write,
     partitions_of,
     rights_missing,
     topics_now,
@@ -278,6 +279,10 @@ class KafkaBroker:
         assert self._ingress is not None
         topics, ordered = list(self._settings.topics), self._settings.ordered
         return rights_missing(self._asking, topics, self._ingress, ordered=ordered)
+
+    @translated_errors()
+    def may_write(self, topic: str) -> bool | None:
+        return may_write(self._asking, topic)
 
     def _is_record(self, message: Message) -> bool:
         """Whether it is a record, and not an error that is worth a line in the log.

@@ -263,22 +263,41 @@ def rights_missing(
         wanted |= {names.dead: AclOperation.WRITE}
         if ordered:
             wanted |= {names.order: AclOperation.WRITE}
+    found = []
+    for name, allowed in _allowed(admin, wanted).items():
+        if allowed is None:
+            found.append(MissingRight(name, "Describe"))
+        elif allowed and wanted[name] not in allowed:
+            found.append(MissingRight(name, wanted[name].name.capitalize()))
+    return found
+
+
+def may_write(admin: AdminClient, topic: str) -> bool | None:
+    """Returns whether these credentials may write to a topic, if Kafka says so; None: no topic."""
+    allowed = _allowed(admin, [topic])
+    if topic not in allowed:
+        return None
+    operations = allowed[topic]
+    return operations is not None and (not operations or AclOperation.WRITE in operations)
+
+
+def _allowed(
+    admin: AdminClient, topics: Iterable[str]
+) -> dict[str, Collection[AclOperation] | None]:
+    """Returns what may be done with topics that are there; empty: nobody says; None: not seen."""
     described = admin.describe_topics(
-        TopicCollection(list(wanted)), include_authorized_operations=True, request_timeout=ASK_S
+        TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=ASK_S
     )
-    found: list[MissingRight] = []
-    for name, operation in wanted.items():
+    found: dict[str, Collection[AclOperation] | None] = {}
+    for name, asked in described.items():
         try:
-            allowed = described[name].result().authorized_operations
+            found[name] = asked.result().authorized_operations or ()
         except KafkaException as exception:
             code = exception.args[0].code()
             if code in REFUSALS:
-                found.append(MissingRight(name, "Describe"))
+                found[name] = None
             elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
-        else:
-            if allowed and operation not in allowed:
-                found.append(MissingRight(name, operation.name.capitalize()))
     return found
 
 

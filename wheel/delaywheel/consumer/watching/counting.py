@@ -4,8 +4,9 @@
 |---|---|
 | a transaction commits records | in it: whoever is killed then, both are there, or neither |
 | the trace does not know their topic yet | added to the trace's own, once it is committed |
-| these credentials do not see the topic; a transaction with counts failed | likewise, for 10 min: |
-|   | whatever it failed for, the next one is without |
+| these credentials lack the right to write there: Kafka is asked before   | likewise, and that is |
+|   | said once, until the right is there; it is asked about each 10 min |
+| the topic is away; a transaction with counts failed, for whatever it was | likewise, for 10 min |
 
 So counts keep nothing from being committed: a failure of a transaction that has some is not taken
 for one of its records or of a right.
@@ -39,6 +40,8 @@ class CommitCounts:
         self._exact: ExactCounts | None = None if trace is None else trace.exact_counts()
         self._topic: str | None = None
         self._without_until_s = 0.0
+        self.is_forbidden = False
+        """Whether a right to write there is missing."""
         if self._exact is not None:
             self._exact.topic()  # has it looked for: it is known with the first transaction then
 
@@ -81,20 +84,29 @@ class CommitCounts:
         )
 
     def _taking(self) -> str | None:
-        """Returns the topic, if it is there for this consumer, too."""
+        """Returns the topic, if this consumer may write to it, too."""
         if time.monotonic() < self._without_until_s or self._exact is None:
             return None
         topic = self._exact.topic()
         if topic is None or topic == self._topic:
             return topic
         try:
-            is_there = topic in self._broker.topics({topic})
+            may_write = self._broker.may_write(topic)
         except (KafkaUnavailable, ConsumerError):
-            is_there = False
-        self._topic = topic if is_there else None
-        if not is_there:
+            may_write = None
+        if may_write is not None:
+            self._note_right(topic, is_there=may_write)
+        if not may_write:
             self._leave_out()
-        return self._topic
+            return None
+        self._topic = topic
+        return topic
+
+    def _note_right(self, topic: str, *, is_there: bool) -> None:
+        if is_there == self.is_forbidden:
+            self.is_forbidden = not is_there
+            text = "%s: Write is missing: counts are not in this consumer's transactions"
+            _LOG.warning(text if self.is_forbidden else "%s: no right is missing any more", topic)
 
     def _leave_out(self) -> None:
         self._topic = None

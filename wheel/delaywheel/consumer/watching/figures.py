@@ -23,6 +23,8 @@ class Figures(NamedTuple):
         in_hand: Records that handlers have.
         oldest_in_hand_s: How long the record has been in hand that holds up its partition longest.
         suspects: Partitions whose records are handed out one by one: whoever had them before died.
+        are_counts_forbidden: Whether the trace's counts are not in its transactions, as it may not
+            write to their topic.
         lags: Offsets of each partition that have not ended: unread ones, and those of held records.
         handled: How many records handlers took up to each of `HANDLER_BOUNDS_S`, and longer.
         handled_s: How long they took altogether.
@@ -35,6 +37,7 @@ class Figures(NamedTuple):
     in_hand: int
     oldest_in_hand_s: float
     suspects: int
+    are_counts_forbidden: bool
     lags: Mapping[Partition, int]
     handled: tuple[int, ...]
     handled_s: float

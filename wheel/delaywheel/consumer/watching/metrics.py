@@ -70,6 +70,11 @@ class ConsumerMetrics(Collector):
                 "Partitions handled record by record: whoever had them before died.",
                 now.suspects,
             ),
+            (
+                "counts_forbidden",
+                "1 while it may not write to the topic of the trace's counts.",
+                now.are_counts_forbidden,
+            ),
         ):
             gauge = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=["group"])
             gauge.add_metric(group, value)
