@@ -149,11 +149,11 @@ def test_what_a_stopped_batch_had_put_back_comes_once() -> None:
 def test_what_was_delivered_is_passed_on_with_its_headers() -> None:
     with MemoryService() as service, service.client() as client:
         consumer = service.consumer("orders", group="billing", retry=("1s",))
-        client.produce("orders", b"v", delay="1s", headers={"trace": b"7"})
+        client.produce("orders", b"v", delay="1s", headers={"trace": b"\xff"})
         for attempt in (1, 2):
             (record,) = service.advance("1s")
             for message in consumer:
-                assert message.headers[0] == ("trace", b"7")
+                assert message.headers[0] == ("trace", b"\xff")
                 assert {name for name, _ in message.headers[1:]} <= DELIVERED_HEADERS
                 assert message.header("dw-id") == record.id.hex().encode() or attempt == 2
                 with message:
@@ -163,9 +163,9 @@ def test_what_was_delivered_is_passed_on_with_its_headers() -> None:
                     if attempt == 1:
                         raise OSError("down")
         assert consumer.counts.done == 1
-        assert [one.headers for one in consumer.produced] == [[("trace", b"7")]]
+        assert [one.headers for one in consumer.produced] == [[("trace", b"\xff")]]
         (later,) = service.advance("1s")
-        assert later.headers == (("trace", b"7"),)
+        assert later.headers == (("trace", b"\xff"),)
         assert [name for name, _ in later.added] == ["dw-id", "dw-due", "dw-accepted", "dw-wheel"]
 
 

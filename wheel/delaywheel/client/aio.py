@@ -58,6 +58,7 @@ from delaywheel.transactions.half import (
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.otel import Spans
     from delaywheel.trace.reports import EventReports
 
 
@@ -75,7 +76,7 @@ class AsyncClient:
                 await client.cancel(handle)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a program may say of its client
         self,
         addresses: str | Sequence[str] | None = None,
         *,
@@ -86,11 +87,14 @@ class AsyncClient:
         tls: Tls | None = None,
         profile: str | None = None,
         trace: "EventReports | None" = None,
+        spans: "Spans | None" = None,
     ) -> None:
         addresses, tls, trace = reached(addresses, tls, profile, trace)
         parsed = parse_addresses(addresses)
         clock = self._clock = clock_of(parsed)
-        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock, trace)
+        settings = ExchangeSettings(
+            past_due, timeout, attempt_timeout, queue, tls, clock, trace, spans
+        )
         self._fork_guard: Final = ForkGuard()
         self._deadline_s: Final = settings.deadline_s
         transport = LoopTransport()

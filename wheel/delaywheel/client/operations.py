@@ -81,7 +81,7 @@ class Operations:
         self._calls: Final = calls
         self._settings: Final = settings
         self._transport: Final = transport
-        self.reporting: Final = ClientReports(settings.trace)
+        self.reporting: Final = ClientReports(settings.trace, settings.spans)
 
     async def deliver(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
         """Sends messages that fit one request; returns one result each, in order."""

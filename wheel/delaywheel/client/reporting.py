@@ -1,4 +1,4 @@
-"""What a client reports to its trace; nothing, if it has none."""
+"""What a client reports to its trace and its spans; nothing, if it has none."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from delaywheel.message import Handle, Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.otel import Spans
     from delaywheel.trace.reports import EventReports
 
 
 class ClientReports:
     """Hands final answers on; thread-safe, and never waits but in `flush`."""
 
-    def __init__(self, trace: EventReports | None) -> None:
+    def __init__(self, trace: EventReports | None, spans: Spans | None = None) -> None:
         self._trace: Final = trace
+        self._spans: Final = spans
         if trace is not None:
             register_reports(self)
 
@@ -37,6 +39,8 @@ class ClientReports:
         """Reports messages that were sent together."""
         if self._trace is not None:
             self._trace.sent(results, monotonic() - began_s, attempts)
+        if self._spans is not None:
+            self._spans.sent(results, monotonic() - began_s, attempts)
 
     def changed(
         self,

@@ -60,6 +60,7 @@ from delaywheel.transactions.half import (
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.otel import Spans
     from delaywheel.trace.reports import EventReports
 
 
@@ -86,6 +87,7 @@ class Client:
         trace: Whom it tells what becomes of messages (`delaywheel.trace`); several clients may
             share one; None: that of the profile. `close` waits for its events to be written, 2 s
             at most.
+        spans: What makes spans of OpenTelemetry of its requests (`delaywheel.otel`); None: nothing.
 
     If the program forks, make the client after forking: gRPC does not survive it. If the program
     ends without `close`, what `produce_async` has taken is sent first, within `timeout`.
@@ -100,7 +102,7 @@ class Client:
                 client.cancel(handle)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a program may say of its client
         self,
         addresses: str | Sequence[str] | None = None,
         *,
@@ -111,11 +113,14 @@ class Client:
         tls: Tls | None = None,
         profile: str | None = None,
         trace: "EventReports | None" = None,
+        spans: "Spans | None" = None,
     ) -> None:
         addresses, tls, trace = reached(addresses, tls, profile, trace)
         parsed = parse_addresses(addresses)
         clock = self._clock = clock_of(parsed)
-        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock, trace)
+        settings = ExchangeSettings(
+            past_due, timeout, attempt_timeout, queue, tls, clock, trace, spans
+        )
         self._fork_guard: Final = ForkGuard()
         self._deadline_s: Final = settings.deadline_s
         transport = ThreadTransport()

@@ -123,9 +123,11 @@ def _check(is_fine: bool, what: str) -> None:
 
 def answer_in(record: Outgoing) -> tuple[str, bytes, int, HalfAnswer] | None:
     """Returns the answer about a half in a record of the ingress topic; None: it has none."""
-    said = {name: (value or b"").decode() for name, value in record.headers}
-    if ingress.ANSWER not in said:
+    headers = dict(record.headers)  # others than ours have any bytes
+    if ingress.ANSWER not in headers:
         return None
+    ours = ingress.ID, ingress.DELIVER_AT, ingress.TOPIC, ingress.ANSWER
+    said = {name: (headers[name] or b"").decode() for name in ours}
     id_, due_ms = bytes.fromhex(said[ingress.ID]), int(said[ingress.DELIVER_AT])
     return said[ingress.TOPIC], id_, due_ms, HalfAnswer(said[ingress.ANSWER])
 

@@ -11,6 +11,7 @@ from delaywheel.client.transport.real_time import RealTime
 from delaywheel.message import ClockNs, PastDue, clock_ns
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.otel import Spans
     from delaywheel.trace.reports import EventReports
 
 PAST_DUES: Final = ("deliver", "reject")
@@ -59,6 +60,7 @@ class ExchangeSettings:
     tls: Tls | None
     clock: ClockNs = clock_ns
     trace: EventReports | None = None
+    spans: Spans | None = None
     real_time: RealTime = field(default_factory=RealTime)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class ExchangeSettings:
         if not isinstance(self.tls, Tls | None):
             raise TypeError(f"tls must be a Tls, not {type(self.tls).__name__}")
         check_trace(self.trace)
+        check_spans(self.spans)
         for name, seconds in (
             ("timeout", self.timeout_s),
             ("attempt_timeout", self.attempt_timeout_s),
@@ -122,3 +125,16 @@ def check_trace(trace: object) -> None:
 
         if not isinstance(trace, EventReports):
             raise TypeError(f"trace must be a Trace, not {type(trace).__name__}")
+
+
+def check_spans(spans: object) -> None:
+    """Checks that an argument makes spans, or is None.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if spans is not None:
+        from delaywheel.otel import Spans  # noqa: PLC0415 - only if they are given
+
+        if not isinstance(spans, Spans):
+            raise TypeError(f"spans must be Spans, not {type(spans).__name__}")
