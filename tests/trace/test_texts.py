@@ -1,11 +1,11 @@
 """Keys and tags as text: short, and different where the bytes are."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delaywheel.trace.schema import LONGEST_TEXT_BYTES
-from delaywheel.trace.texts import cut, hashed, key_text, short_text
+from delaywheel.trace.texts import cut, hashed, key_text, short_text, short_texts
 
 SHORT = st.binary(max_size=LONGEST_TEXT_BYTES) | st.text(max_size=50).map(str.encode)
 
@@ -29,6 +29,24 @@ def test_a_long_key_is_cut_and_marked(begin: bytes, rest: bytes) -> None:
     kept = _bytes_of(text[2:])
     assert key.startswith(kept)
     assert LONGEST_TEXT_BYTES - 4 < len(kept) <= LONGEST_TEXT_BYTES
+
+
+PLAIN = st.text("ab\0é", max_size=9).map(str.encode)
+
+
+@given(st.lists(st.none() | PLAIN | st.binary(min_size=195, max_size=205), max_size=9))
+@example([b"a" * 200, b"b"])
+@example([b"a" * 201])
+@example([b"a\0b"])
+@example([b"", b""])
+def test_many_texts_at_once_are_those_of_each(keys: list[bytes | None]) -> None:
+    texts = short_texts(keys)
+    assert texts in (None, [None if key is None else short_text(key) for key in keys])
+    is_plain = keys and all(
+        key is not None and key.isascii() and not {0, 92}.intersection(key) and len(key) <= 200
+        for key in keys
+    )
+    assert bool(is_plain) is (texts is not None)
 
 
 def test_a_long_text_stays_text() -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
 from operator import xor
-from struct import unpack
+from struct import pack, unpack
 from typing import Any, Final, NamedTuple
 
 VERSION: Final = 1
@@ -100,16 +100,24 @@ class Cell:
 def hashes_of(ids: Sequence[bytes], dues_ms: Sequence[int]) -> list[int]:
     """Returns a number of 64 bits for each message, by its id and due.
 
+    All are computed at once, as lanes of 128 bits of one integer: a product of 64 bits by 64 fits,
+    what is carried between products is masked, and only the lower half of a lane counts.
+
     Example:
         >>> [f"{one:016x}" for one in hashes_of([bytes(range(16))], [1_900_000_000_000])]
         ['d2c52b7851df77ac']
     """
-    halves = unpack(f">{2 * len(ids)}Q", b"".join(ids))
-    mixed = [
-        ((high ^ due_ms * _DUE) * _HIGH + low * _LOW) & _MASK
-        for high, low, due_ms in zip(halves[::2], halves[1::2], dues_ms, strict=True)
-    ]
-    return [one ^ one >> 32 for one in mixed]
+    count = len(ids)
+    lanes = [0] * (2 * count)
+    lanes[1::2] = dues_ms
+    columns = f">{2 * count}Q"
+    dues = int.from_bytes(pack(columns, *lanes))
+    both = int.from_bytes(b"".join(ids))
+    lower = int.from_bytes((bytes(8) + b"\xff" * 8) * count)
+    high = both >> 64 & lower ^ dues * _DUE & lower
+    low = both & lower
+    mixed = (high * _HIGH & lower) + (low * _LOW & lower) & lower
+    return list(unpack(columns, (mixed ^ mixed >> 32).to_bytes(16 * count))[1::2])
 
 
 def sent_key(topic: str, due_ms: int | None) -> CellKey:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from delaywheel.trace.batch import Rows
 from delaywheel.trace.schema import LONGEST_TEXT_BYTES
-from delaywheel.trace.texts import KEY_MODES, KeyMode, cut, key_text, short_text
+from delaywheel.trace.texts import KEY_MODES, KeyMode, cut, key_text, short_text, short_texts
 
 _LONGEST_SECRET_BYTES: Final = 64
 
@@ -53,7 +53,8 @@ class TraceOptions:
     def prepared(self, rows: Rows) -> Rows:
         """Returns columns as they are sent, of those that were gathered."""
         known = dict(rows)
-        known["key"] = _mapped(rows["key"], key_text(self.key, self.secret or b""))
+        keys = short_texts(rows["key"]) if self.key == "plain" else None
+        known["key"] = keys or _mapped(rows["key"], key_text(self.key, self.secret or b""))
         known["tags"] = _mapped(rows["tags"], short_text)
         if "node" in rows:  # a wheel's name begins with its node's
             known["node"] = _mapped(rows["node"], lambda wheel: wheel.partition(".")[0])

@@ -79,9 +79,10 @@ class EventReports:
     def sent(self, results: Sequence[Result], cost_s: float, attempts: int) -> None:
         """Reports the final answers to messages that were sent together; not for programs."""
         with _GUARD:
-            self._sink.count(sent_cells(results))
             failed = [row for row, result in enumerate(results) if result.handle is None]
-            chosen = self._sampling.of_sent([result.message.id for result in results], failed)
+            messages = [result.message for result in results]
+            self._sink.count(sent_cells(results, messages, failed))
+            chosen = self._sampling.of_sent([message.id for message in messages], failed)
             if chosen.rows is not None:
                 results = [results[row] for row in chosen.rows]
             self._report(

@@ -76,7 +76,7 @@ class Sampling:
         below = self._below
         if self.takes_all:
             return None
-        return [row for row, root in enumerate(roots) if crc32(root) < below]
+        return [row for row, hashed in enumerate(map(crc32, roots)) if hashed < below]
 
     def _allowed(self, count: int) -> int:
         """Returns how many of so many failures are kept."""

@@ -64,21 +64,30 @@ def sent_rows(
     }, length_bytes + tags_bytes
 
 
-def sent_cells(results: Sequence[Result]) -> dict[CellKey, Cell]:
-    """Returns what messages that were sent together add to the counts."""
+def sent_cells(
+    results: Sequence[Result], messages: Sequence[Message], failed: Sequence[int]
+) -> dict[CellKey, Cell]:
+    """Returns what messages that were sent together add to the counts.
+
+    Args:
+        results: The answers.
+        messages: To these.
+        failed: The rows of those that were not accepted.
+    """
     cells: dict[CellKey, Cell] = {}
-    accepted = [result.message for result in results if result.handle is not None]
-    for result in results if len(accepted) < len(results) else ():
-        message, error = result.message, result.error
-        if result.handle is None:
-            is_unknown = error is not None and not error.outcome_known
-            cell = cells.setdefault(sent_key(message.topic, message.due_ms), Cell())
-            cell.unknown += is_unknown
-            cell.refused += not is_unknown
-    for topic, messages in _by_topic(accepted).items():
-        dues_ms = [message.due_ms or 0 for message in messages]
-        lengths = [len(one.key or b"") + len(one.value or b"") for one in messages]
-        ids = [message.id for message in messages]
+    for row in failed:
+        message, error = messages[row], results[row].error
+        is_unknown = error is not None and not error.outcome_known
+        cell = cells.setdefault(sent_key(message.topic, message.due_ms), Cell())
+        cell.unknown += is_unknown
+        cell.refused += not is_unknown
+    accepted = messages
+    if failed:
+        accepted = [result.message for result in results if result.handle is not None]
+    for topic, of_topic in _by_topic(accepted).items():
+        dues_ms = [message.due_ms or 0 for message in of_topic]
+        lengths = [len(one.key or b"") + len(one.value or b"") for one in of_topic]
+        ids = [message.id for message in of_topic]
         for key, cell in folded(
             Counted(Direction.SENT, topic, None, ids, dues_ms, lengths)
         ).items():

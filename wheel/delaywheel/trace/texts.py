@@ -11,10 +11,10 @@ r"""Keys and tags, which are any bytes of any length, as short text.
 So whoever looks for a key makes its text in the same way, and compares texts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from delaywheel.trace.schema import LONGEST_TEXT_BYTES
 
@@ -34,6 +34,17 @@ def short_text(value: bytes) -> str:
     if len(value) > LONGEST_TEXT_BYTES:
         return "\\c" + _text(_beginning(value))
     return _text(value)
+
+
+def short_texts(values: Sequence[bytes | None]) -> list[str] | None:
+    """Returns many at once, where all are short ASCII and stay as they are; None: look at each."""
+    if not values or None in values:
+        return None
+    joined = b"\0".join(cast("Sequence[bytes]", values))
+    if b"\\" in joined or joined.count(b"\0") >= len(values) or not joined.isascii():
+        return None
+    texts = joined.decode().split("\0")
+    return texts if max(map(len, texts)) <= LONGEST_TEXT_BYTES else None
 
 
 def hashed(key: bytes, secret: bytes) -> str:
