@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from delaywheel import Client, Message, RefusedError
-from delaywheel.otel import Spans
 from delaywheel.testing import MemoryService
+from delaywheel.ways.spans import Spans
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = f"00-{TRACE}-b7ad6b7169203331-01".encode()
@@ -162,7 +162,7 @@ def test_a_defect_of_a_span_is_no_failure_of_a_send(
     with Client(service.address, spans=spans) as client:
         client.produce("orders", b"", delay="1s")
     assert [(one.name, one.levelno) for one in caplog.records] == [
-        ("delaywheel.otel", logging.ERROR)
+        ("delaywheel.ways.spans", logging.ERROR)
     ]
 
 
@@ -175,8 +175,8 @@ def test_nothing_of_it_is_imported_unless_it_is_used() -> None:
     code = (
         "import sys, delaywheel, delaywheel.consumer, delaywheel.trace\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
-        "import delaywheel.otel\n"
+        "import delaywheel.ways.spans\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    own = "import sys, delaywheel.otel\nassert 'confluent_kafka' not in sys.modules\n"
+    own = "import sys, delaywheel.ways.spans\nassert 'confluent_kafka' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", own], check=True)

@@ -58,8 +58,8 @@ from delaywheel.transactions.half import (
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
-    from delaywheel.otel import Spans
     from delaywheel.trace.reports import EventReports
+    from delaywheel.ways.spans import Spans
 
 
 class AsyncClient:

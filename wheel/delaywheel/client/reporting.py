@@ -22,8 +22,8 @@ from delaywheel.message import Handle, Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
-    from delaywheel.otel import Spans
     from delaywheel.trace.reports import EventReports
+    from delaywheel.ways.spans import Spans
 
 
 class ClientReports:

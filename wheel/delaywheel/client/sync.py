@@ -60,8 +60,8 @@ from delaywheel.transactions.half import (
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
-    from delaywheel.otel import Spans
     from delaywheel.trace.reports import EventReports
+    from delaywheel.ways.spans import Spans
 
 
 class Client:
@@ -87,7 +87,7 @@ class Client:
         trace: Whom it tells what becomes of messages (`delaywheel.trace`); several clients may
             share one; None: that of the profile. `close` waits for its events to be written, 2 s
             at most.
-        spans: What makes spans of OpenTelemetry of its requests (`delaywheel.otel`); None: nothing.
+        spans: Makes spans of OpenTelemetry of its requests (`delaywheel.ways.spans`); None: nobody.
 
     If the program forks, make the client after forking: gRPC does not survive it. If the program
     ends without `close`, what `produce_async` has taken is sent first, within `timeout`.

@@ -11,8 +11,8 @@ from delaywheel.client.transport.real_time import RealTime
 from delaywheel.message import ClockNs, PastDue, clock_ns
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
-    from delaywheel.otel import Spans
     from delaywheel.trace.reports import EventReports
+    from delaywheel.ways.spans import Spans
 
 PAST_DUES: Final = ("deliver", "reject")
 
@@ -134,7 +134,7 @@ def check_spans(spans: object) -> None:
         TypeError: It is neither.
     """
     if spans is not None:
-        from delaywheel.otel import Spans  # noqa: PLC0415 - only if they are given
+        from delaywheel.ways.spans import Spans  # noqa: PLC0415 - only if they are given
 
         if not isinstance(spans, Spans):
             raise TypeError(f"spans must be Spans, not {type(spans).__name__}")

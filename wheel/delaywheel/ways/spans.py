@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # a program that only sends needs no Kafka
     from delaywheel.consumer.message import ReceivedMessage
     from delaywheel.message import Result
 
-_LOG: Final = logging.getLogger("delaywheel.otel")
+_LOG: Final = logging.getLogger("delaywheel.ways.spans")
 _MOST_LINKS: Final = 128
 """Of a span; exporters drop what is more."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
