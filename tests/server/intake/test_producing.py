@@ -14,12 +14,14 @@ import pytest
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import TopicInfo, Topics
 from delaywheel_replica.server.access.callers import ANYBODY, CallContext
 from delaywheel_replica.server.commit.committer import Committed
+from delaywheel_replica.server.commit.own_halves import OwnHalves
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake import producing as producing_module
 from delaywheel_replica.server.intake.admission import Admission
@@ -40,6 +42,7 @@ RULES = IntakeRules(
     max_request_bytes=16 << 20,
     levels_ms={},
     own_topics=frozenset(),
+    halves_refusal=lambda: None,
 )
 WHEEL = WheelId("n1", 1)
 
@@ -75,6 +78,7 @@ class Site:
         self.topics = KnownTopics(
             PosixDisk(), folder / "topics", ask=lambda _: self.is_asked, refuses_absent=True
         )
+        self.halves = OwnHalves()
         self.admission = Admission(max_bytes=64 << 20, max_caller_bytes=64 << 20)
         self.producing = Producing(
             IntakeStages(
@@ -85,6 +89,7 @@ class Site:
                 writing=cast("Writing", self.written),
                 counts=NodeCounts(),
                 check_ids=self.check_ids,
+                halves=self.halves,
             )
         )
 
@@ -277,6 +282,33 @@ async def test_what_went_to_another_wheel_is_sent_again(site: Site) -> None:
     assert response.columns.wheel == str(WHEEL)
     taken = dict.fromkeys((2, 3), Reason.ID_TAKEN)
     assert reasons(response) == taken | dict.fromkeys((1, 5), Reason.WHEEL_LOST)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_halves_are_noted_when_they_are_held_and_not_when_all_is_answered(
+    site: Site, *, leaves: bool
+) -> None:
+    """Their sender commits them by other calls: one that was not noted waits for its hold's end."""
+    site.is_asked = True
+    site.topics.learn(Topics({"t0": TopicInfo(1, None)}, checked_at_ms=monotonic_ms()))
+    half = [pb.Header(name=HALF_GROUP, value=b"shop")]
+    due_ms = wall_ms() + 5_000
+    messages = [
+        pb.DelayedMessage(topic=topic, deliver_at_ms=due_ms, id=bytes([n]) * 16, headers=half)
+        for n, topic in enumerate(("t0", "t1", "t0"))
+    ]
+    producing = asyncio.create_task(site.produce(pb.DelayProduceRequest(messages=messages)))
+    await site.written.begun.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(site.halves) == 2
+    if leaves:
+        producing.cancel()
+        await asyncio.wait([producing])
+        return
+    site.topics.learn(Topics({"t1": TopicInfo(1, None)}, checked_at_ms=monotonic_ms()))
+    await producing
+    assert len(site.halves) == 3
 
 
 async def test_a_column_of_another_length_is_malformed(site: Site) -> None:

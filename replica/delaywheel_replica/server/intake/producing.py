@@ -211,8 +211,11 @@ class Producing:
                     await stages.check_ids(part)
                     await self._done(is_small, partial(self._accept, part))
                 if len(part.accepted):
-                    writes.append((part, stages.writing.submit(part.accepted)))
-                    ticket.hand_on(writes[-1][1])
+                    answer = stages.writing.submit(part.accepted)
+                    if part.halves:  # may be committed before this request is answered
+                        answer.add_done_callback(partial(self._note_halves, part))
+                    writes.append((part, answer))
+                    ticket.hand_on(answer)
             wheel: WheelId | None = None
             for part, answer in writes:
                 wheel = await self._written(part, answer, wheel, is_all=part is batch)
@@ -247,11 +250,16 @@ class Producing:
             part.refuse(range(len(part)), error.refusal)
             return wheel
         part.refuse_accepted(committed.failed)
-        if part.halves:
-            self._stages.halves.accepted(committed.wheel, part.accepted_halves(), wall_ms())
         if wheel is not None and wheel != committed.wheel:
             part.refuse(range(len(part)), Refusal(Reason.WHEEL_LOST))
         return wheel or committed.wheel
+
+    def _note_halves(self, part: RequestBatch, answer: "asyncio.Future[Committed]") -> None:
+        """Notes which halves are held now, also if the caller has left."""
+        if not answer.cancelled() and answer.exception() is None:
+            committed = answer.result()
+            part.refuse_accepted(committed.failed)
+            self._stages.halves.accepted(committed.wheel, part.accepted_halves(), wall_ms())
 
     def _decode(
         self, request: bytes, outline: Outline, caller: Caller, address: str
