@@ -6,6 +6,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FILE = "delaywheel.cdx.json"
+UNITS = "delaywheel_replica/systemd"
 
 
 class WheelHook(BuildHookInterface[Any]):
@@ -15,7 +16,8 @@ class WheelHook(BuildHookInterface[Any]):
         """Adds the files; scripts/release alone writes an SBOM, beside pyproject.toml."""
         if version == "editable":
             return
-        # Where the tree has a link, which archives do not follow.
-        build_data["force_include"]["packaging/systemd"] = "delaywheel_replica/systemd"
+        # The tree has a link, which hatchling follows from a checkout, and an sdist does not have.
+        if not (Path(self.root) / "replica" / UNITS).exists():
+            build_data["force_include"]["packaging/systemd"] = UNITS
         if (Path(self.root) / FILE).is_file():
             build_data["sbom_files"].append(FILE)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
+import sys
 import sysconfig
 import time
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
@@ -79,8 +82,22 @@ def installed(alone: Linked, request: pytest.FixtureRequest) -> Iterator[Linked]
         yield alone
 
 
+def names_in(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
 def with_extra(extra: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("installed", [extra], indirect=True)
+
+
+def test_a_checkout_is_installed_as_a_release_is(release: Release, tmp_path: Path) -> None:
+    """A release's wheel is made from its sdist, which has no link to the units of systemd."""
+    command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", str(tmp_path))
+    environment = os.environ | {"SETUPTOOLS_SCM_PRETEND_VERSION": release.source.version}
+    subprocess.run(command, cwd=release.dist.parent / "tree", env=environment, check=True)
+    (built,) = tmp_path.glob("*.whl")
+    assert names_in(built) == names_in(release.wheel)
 
 
 @with_extra("")
