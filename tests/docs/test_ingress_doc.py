@@ -6,9 +6,9 @@ from pathlib import Path
 from delaywheel import ingress
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
-    FIRST_DUE,
     HALF_DELIVER_AT,
     HALF_GROUP,
+    OF_DEFERRAL,
     PASSED_PREFIX,
     RESERVED_PREFIX,
     TTL_HEADER,
@@ -38,7 +38,7 @@ def test_headers_are_those_of_the_code() -> None:
         HALF_GROUP,
         HALF_DELIVER_AT,
         ingress.COMMIT,
-        FIRST_DUE,
+        *OF_DEFERRAL,
         ingress.ANSWER,
     ]
     assert first_column("Headers") == named

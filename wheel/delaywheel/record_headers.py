@@ -67,9 +67,12 @@ COMMITTED: Final = "dw-committed"
 """When a half message was committed, in Unix milliseconds: on one that arrived at its commit, and
 so perhaps before its due, the end of its hold."""
 FIRST_DUE: Final = "dw-first-due"
-"""When a deferred message was due at first, in Unix milliseconds: its topic took nothing then."""
+"""When a deferred message was due at first, in Unix milliseconds."""
+FIRST_DEFERRED: Final = "dw-first-deferred"
+"""When it was deferred at first, by its leader's clock: its topic took nothing then."""
+OF_DEFERRAL: Final = (FIRST_DUE, FIRST_DEFERRED)
 DELIVERED_HEADERS: Final = frozenset(
-    {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED, FIRST_DUE}
+    {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED, *OF_DEFERRAL}
 )
 """What a delivered message has of the service's own; a letter has names with `DEAD_PREFIX`, too.
 Whoever sends it again by a client that is not delaywheel's leaves these out."""

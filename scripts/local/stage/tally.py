@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from delaywheel.record_headers import FIRST_DUE
+from delaywheel.record_headers import FIRST_DUE, OF_DEFERRAL
 from local.stage.gaps import longest_gap
 from local.stage.observer import Record
 
@@ -264,5 +264,5 @@ def _content_of(record: Record) -> Content:
     given = record.headers[: -len(OWN_HEADERS)]
     if tuple(name for name, _ in record.headers[-len(OWN_HEADERS) :]) != OWN_HEADERS:
         given = record.headers
-    sent = (header for header in given if header[0] != FIRST_DUE)
+    sent = (header for header in given if header[0] not in OF_DEFERRAL)
     return Content(record.key, record.value, tuple(sent))

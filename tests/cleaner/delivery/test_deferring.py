@@ -60,8 +60,15 @@ def now_ms(kafka: Kafka) -> int:
     return round(kafka.now * 1000)
 
 
-def due_now(kafka: Kafka, *topics: str, before_s: float = 0.0) -> DueRows:
-    return rows_of(*topics, due_ms=round((kafka.now - before_s) * 1000))
+def due_now(
+    kafka: Kafka, *topics: str, before_s: float = 0.0, deferred_s: float | None = None
+) -> DueRows:
+    """They fell due before that time, and were deferred at first before that one, if they were."""
+    headers = b""
+    if deferred_s is not None:
+        since_ms = round((kafka.now - deferred_s) * 1000)
+        headers = encode_headers([("dw-first-deferred", b"%d" % since_ms)])
+    return rows_of(*topics, due_ms=round((kafka.now - before_s) * 1000), headers=headers)
 
 
 def read_again(record: Record, at: int = 0) -> Delayed:
@@ -104,7 +111,10 @@ def test_each_wait_is_half_of_what_was_waited_by_then() -> None:
     plan = run_once(fresh, judging, due_now(fresh, "bad", before_s=30))
     plan = plan or run_once(fresh, judging, due_now(fresh, "bad", before_s=30))
     assert plan is not None
-    assert dues_of(plan)[0] - now_ms(fresh) == pytest.approx(15_000, abs=200), "or of the message"
+    assert dues_of(plan)[0] - now_ms(fresh) == LEAST_WAIT_MS, "not since its due"
+    again = judging.plan(due_now(fresh, "bad", deferred_s=30))
+    assert isinstance(again, Plan)
+    assert dues_of(again)[0] - now_ms(fresh) == pytest.approx(15_000, abs=200), "or of the message"
 
 
 def test_a_message_is_a_dead_letter_once_its_patience_has_ended() -> None:
@@ -112,13 +122,13 @@ def test_a_message_is_a_dead_letter_once_its_patience_has_ended() -> None:
     judging = judge(kafka, brief=10)
     run_once(kafka, judging, due_now(kafka, "bad", "brief"))
     kafka.now += 10
-    plan = run_once(kafka, judging, due_now(kafka, "bad", "brief", before_s=119))
+    plan = run_once(kafka, judging, due_now(kafka, "bad", "brief", deferred_s=119))
     assert plan is not None
     assert [(each.message.topic, each.reason) for each in plan.dead] == [
         ("brief", DeadReason.TOPIC_UNAVAILABLE)
     ]
     assert dues_of(plan)[0] - now_ms(kafka) < 1_000, "no later than its patience ends"
-    plan = run_once(kafka, judging, due_now(kafka, "bad", "brief", before_s=121))
+    plan = run_once(kafka, judging, due_now(kafka, "bad", "brief", deferred_s=121))
     assert plan is not None
     assert len(plan.dead) == 2
     assert not len(plan.deferred)
@@ -226,8 +236,8 @@ def test_with_one_id_left_what_a_broker_may_take_with_it_is_deferred_until_patie
     kafka = Kafka({"few": few, "many": many, NAMES.ingress: many})
     judging = judge(kafka)
 
-    def planned(*, before_s: float = 0.0) -> tuple[set[str], int, bool]:
-        rows = due_now(kafka, "few", "many", before_s=before_s)
+    def planned(*, deferred_s: float | None = None) -> tuple[set[str], int, bool]:
+        rows = due_now(kafka, "few", "many", deferred_s=deferred_s)
         run_once(kafka, judging, rows)  # asks about the ingress topic, too
         plan = run_once(kafka, judging, rows)
         assert plan is not None
@@ -238,7 +248,7 @@ def test_with_one_id_left_what_a_broker_may_take_with_it_is_deferred_until_patie
     judging.is_careful = True
     assert planned() == ({"many"}, 1, False)
     assert judging.unavailable == ()
-    assert planned(before_s=PATIENCE_S) == ({"few", "many"}, 0, True)
+    assert planned(deferred_s=PATIENCE_S) == ({"few", "many"}, 0, True)
     kafka.topics["few"] = replace(BAD, fewest=1, partitions=4, troubled=frozenset({0}))
     assert planned() == ({"many"}, 1, False), "its other partitions are no safer"
     kafka.topics["few"] = few
@@ -292,7 +302,8 @@ class DefersAll(DeadLetters):
         if not len(rows):
             return Plan(rows)
         dues_ms = self.patience.next_dues_ms(rows, 0, self.leader.now_ms)
-        return Plan(rows.take(slice(0)), deferred=self.patience.deferred(rows, dues_ms, 2))
+        sent = self.patience.deferred(rows, dues_ms, 2, self.leader.now_ms)
+        return Plan(rows.take(slice(0)), deferred=sent)
 
     def committed(self) -> None:
         """Nothing was tried."""
@@ -314,15 +325,18 @@ def test_what_comes_back_is_the_same_message_under_another_due(wheels: Wheels) -
     assert (request.key, request.value, request.partition, request.timestamp_ms) == (
         *(b"k", b"v", 3, NOW_MS - 7),
     )
-    first = ("dw-first-due", b"%d" % message.due_ms)
-    assert request.headers == encode_headers([*own, first])
+    first = (
+        ("dw-first-due", b"%d" % message.due_ms),
+        ("dw-first-deferred", b"%d" % (next_ms - LEAST_WAIT_MS)),
+    )
+    assert request.headers == encode_headers([*own, *first])
     told = json.loads(outcome.value or b"")
     assert (told["outcome"], told["id"], told["due_ms"], told["until_ms"], told["topic"]) == (
         *("deferred", message.id.hex(), message.due_ms, next_ms, "orders"),
     )
     assert leader.forwarder.counters["deferred"] == 1
     # Once more: its first due stays, and is there once.
-    again = replace(message, due_ms=next_ms, headers=(*own, first))
+    again = replace(message, due_ms=next_ms, headers=(*own, *first))
     wheels.write(A1, [again])
     before = len(leader.producers.committed)
     list(leader.transactions(2_000))
@@ -332,11 +346,12 @@ def test_what_comes_back_is_the_same_message_under_another_due(wheels: Wheels) -
 
 
 def test_what_was_delivered_and_is_sent_again_begins_anew() -> None:
-    before = [("dw-first-due", b"1700000000000"), ("dw-id", b"00" * 16), ("dw-wheel", b"a.1")]
+    times = [(f"dw-first-{name}", b"1700000000000") for name in ("due", "deferred")]
+    before = [*times, ("dw-id", b"00" * 16), ("dw-wheel", b"a.1")]
     asked = [("dw-topic", b"orders"), ("dw-delay-ms", b"5")]
     record = Record(NAMES.ingress, None, None, [*before, *asked])
     assert read_again(record).headers == b""
-    assert b"dw-first-due" in read_again(record._replace(headers=[*asked, before[0]])).headers
+    assert read_again(record._replace(headers=[*asked, *times])).headers == encode_headers(times)
 
 
 def test_a_message_in_no_wheel_has_no_acceptance_that_ends() -> None:
@@ -344,8 +359,8 @@ def test_a_message_in_no_wheel_has_no_acceptance_that_ends() -> None:
     direct = replace(rows, wheels=[Direct("in", 1)])
     patience = Patience(NAMES.ingress, PATIENCE_S)
     dues = np.array([NOW_MS])
-    assert len(list(outcomes.deferred(NAMES, patience.deferred(rows, dues, 0)))) == 1
-    assert not list(outcomes.deferred(NAMES, patience.deferred(direct, dues, 0)))
+    assert len(list(outcomes.deferred(NAMES, patience.deferred(rows, dues, 0, NOW_MS)))) == 1
+    assert not list(outcomes.deferred(NAMES, patience.deferred(direct, dues, 0, NOW_MS)))
 
 
 def test_the_time_to_live_counts_from_the_first_due() -> None:

@@ -31,13 +31,16 @@ LIMITS = Limits(100_000)
 PRESENT = Topic(TopicState.PRESENT, 0.0, partitions=2, limits=LIMITS)
 
 
-def rows_of(*topics: str, partition: int = -1, due_ms: int = round(BEGIN_S * 1000)) -> DueRows:
-    """One message for each topic, without key, value or headers."""
+def rows_of(
+    *topics: str, partition: int = -1, due_ms: int = round(BEGIN_S * 1000), headers: bytes = b""
+) -> DueRows:
+    """One message for each topic, without key and value."""
     records = np.zeros(len(topics), RECORD)
     records["topic"] = np.arange(len(topics))
     records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
     records["partition"], records["due_ms"] = partition, due_ms
-    return DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
+    records["headers_length"] = len(headers)
+    return DueRows(records, topics, [WheelId("a", 1)], [memoryview(headers)])
 
 
 class Kafka:

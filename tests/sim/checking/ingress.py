@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from delaywheel import ingress
-from delaywheel.record_headers import FIRST_DUE
+from delaywheel.record_headers import FIRST_DEFERRED, FIRST_DUE, OF_DEFERRAL
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
@@ -158,6 +158,7 @@ class IngressChecks:
         """
         ours = dict(entry.headers)
         topic, first_ms = (ours[ingress.TOPIC] or b"").decode(), int(ours[FIRST_DUE] or 0)
+        since_ms = int(ours[FIRST_DEFERRED] or 0)
         before = next(iter(self.book.by_message.get(key, ())), None)
         if message is not None:
             was = message.topic, message.record_key, message.value, message.headers, message.due_ms
@@ -167,7 +168,7 @@ class IngressChecks:
             self._deferred[before.number] += 1
             if self._ends(before) > 1 and not self._any_gone(key):
                 self._fail(f"{before} has an end, and is deferred")
-            own = [each for each in before.passed if each[0] != FIRST_DUE]
+            own = [each for each in before.passed if each[0] not in OF_DEFERRAL]
             was = before.topic, before.key, before.value, own, before.first_due_ms
         else:
             self._fail(f"what nobody sent is deferred: {entry.headers}")
@@ -178,7 +179,9 @@ class IngressChecks:
         if not was_unavailable(self._world, topic, entry.key):
             self._fail(f"{was} is deferred, and its topic is well")
         patience_ms = self._world.plan.settings.patience_s * 1000
-        if true_wall_ms(self._world.scheduler) > first_ms + patience_ms + LATE_MS:
+        if since_ms != ((before and before.first_deferred_ms) or since_ms):
+            self._fail(f"{was} is deferred as if for the first time: {entry.headers}")
+        if true_wall_ms(self._world.scheduler) > since_ms + patience_ms + LATE_MS:
             self._fail(f"{was} is deferred after its patience has ended")
         place = IngressPlace(entry.topic, entry.partition, entry.offset)
         asked = entry.headers[len(passed) :]
@@ -186,7 +189,7 @@ class IngressChecks:
             Record(entry.topic, entry.key, entry.value, asked),
             self._world.kafka.topic_id(entry.topic),
             place,
-            [*passed, (FIRST_DUE, b"%d" % first_ms)],
+            [*passed, (FIRST_DUE, b"%d" % first_ms), (FIRST_DEFERRED, b"%d" % since_ms)],
             self._world.scheduler.now_us,
         )
         sent.is_committed, sent.ttl_header = True, self._world.book.ttl_header

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from delaywheel import ingress
-from delaywheel.record_headers import FIRST_DUE, TTL_HEADER
+from delaywheel.record_headers import FIRST_DEFERRED, FIRST_DUE, TTL_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import UnfitReason
@@ -148,6 +148,12 @@ class Sent:
     def first_due_ms(self) -> int:
         """When its message was due before it was deferred."""
         return int(dict(self.asked.passed).get(FIRST_DUE) or self.due_ms or 0)
+
+    @property
+    def first_deferred_ms(self) -> int | None:
+        """When its message was deferred at first; None: it was not."""
+        since_ms = dict(self.asked.passed).get(FIRST_DEFERRED)
+        return None if since_ms is None else int(since_ms)
 
     @property
     def is_delayed(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from delaywheel.record_headers import FIRST_DUE
+from delaywheel.record_headers import FIRST_DEFERRED
 from delaywheel_replica.cleaner.candidacy import LOOK_AT_REST_S
 from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
@@ -80,8 +80,8 @@ def was_unavailable(world: World, topic: str, key: bytes | None) -> bool:
 
 def _is_impatient(world: World, ours: Mapping[str, str]) -> bool:
     """Whether a message could still be deferred: the ingress topic was well all the time."""
-    first_ms = int(ours.get(FIRST_DUE) or ours["dw-due"])
-    waited_ms = latest_clock_us(world) // US_PER_MS + EPOCH_MS - first_ms
+    now_ms = latest_clock_us(world) // US_PER_MS + EPOCH_MS
+    waited_ms = now_ms - int(ours.get(FIRST_DEFERRED) or now_ms)
     is_well = all(spell.topic != world.names.ingress for spell in world.kafka.troubles.spells)
     return is_well and waited_ms < world.plan.settings.patience_s * 1000
 

@@ -9,7 +9,7 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery import dead_letters
 from delaywheel_replica.cleaner.delivery.bisection import Trial, TrialResult, _Lane
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
-from delaywheel_replica.cleaner.delivery.deferring import first_due_ms
+from delaywheel_replica.cleaner.delivery.deferring import _deferred_ms
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.troubles import (
@@ -39,7 +39,7 @@ def patience_after_patience() -> list[Patch]:
 
 
 def patience_begins_anew() -> list[Patch]:
-    return [everywhere(first_due_ms, lambda _headers, due_ms: due_ms)]
+    return [everywhere(_deferred_ms, lambda _headers, now_ms: now_ms)]
 
 
 def defers_whole_topics() -> list[Patch]:
@@ -201,7 +201,7 @@ TOPICS = {
     "patience begins anew": Mutant(
         "each time that a message is deferred, its patience begins again",
         patience_begins_anew,
-        "is deferred with other contents",
+        "is deferred as if for the first time",
         ("patience_ends",),
     ),
     "defers whole topics": Mutant(

@@ -686,7 +686,7 @@ class DeadLetters:
         dues_ms = self._patience.next_dues_ms(rows, waited_ms, now_ms)
         partition = taken_in[self._turn % len(taken_in)]
         self._turn += 1
-        sent = self._patience.deferred(rows, dues_ms, partition)
+        sent = self._patience.deferred(rows, dues_ms, partition, now_ms)
         known = self._topics.find({self._patience.ingress})
         unsuited = find_unsuited(
             sent, known, self._names, compresses=self._compresses, now_ms=now_ms

@@ -15,12 +15,14 @@ from there on. So
    same transaction. Whatever leaders come and go, nothing but Kafka and the wheels knows of it.
 2. It lies on the disks of as many nodes as any message; no process has it in memory.
 3. It holds up no other message, for however long its topic takes nothing.
-4. Its first due travels with it (`dw-first-due`): patience and time to live count from that.
+4. Its first due travels with it (`dw-first-due`), from which its time to live counts, and when it
+   was deferred at first (`dw-first-deferred`), from which patience does: a message may have been
+   due long before, while Kafka was away, or no node led.
 5. It can be cancelled by its present name; by an earlier one it is done.
 
-It comes back when it has waited half as long again as it, or its topic, has waited by then: so it
-is late by half of an outage more than the outage itself, and in an outage the messages that come
-back are no more than twice those that fall due.
+It comes back after half the time that it has been deferred for by then, or that its topic has taken
+nothing: so it is late by half of an outage more than the outage itself, and in an outage the
+messages that come back are no more than twice those that fall due.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.record_headers import FIRST_DUE, last_of
+from delaywheel.record_headers import FIRST_DEFERRED, FIRST_DUE, OF_DEFERRAL, last_of
 from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState
 from delaywheel_replica.cleaner.ingress.rewriting import AsSent, requested, rewritten
 from delaywheel_replica.patterns import Pattern
@@ -69,28 +71,31 @@ class Patience:
             waited_ms: How long their topic has taken nothing.
             now_ms: The wall clock.
         """
-        headers = zip(rows.headers(), rows.dues_ms.tolist(), strict=True)
-        firsts_ms = np.array([first_due_ms(*each) for each in headers], np.int64)
+        since_ms = np.array([_deferred_ms(each, now_ms) for each in rows.headers()], np.int64)
         (topic,) = rows.topic_names()
-        left_ms = firsts_ms + round(self.of(topic) * 1000) - now_ms
-        waits_ms = np.maximum(now_ms - firsts_ms, waited_ms) // 2
+        left_ms = since_ms + round(self.of(topic) * 1000) - now_ms
+        waits_ms = np.maximum(now_ms - since_ms, waited_ms) // 2
         waits_ms = np.minimum(np.minimum(waits_ms, left_ms), self.span_ms // 2)
         dues_ms = now_ms + np.maximum(waits_ms, LEAST_WAIT_MS)
         return np.where(left_ms > 0, dues_ms, 0)
 
-    def deferred(self, rows: DueRows, dues_ms: NDArray[np.int64], partition: int) -> DueRows:
+    def deferred(
+        self, rows: DueRows, dues_ms: NDArray[np.int64], partition: int, now_ms: int
+    ) -> DueRows:
         """Returns messages as they go to this partition of the ingress topic, for new dues."""
         due_ms = iter(dues_ms.tolist())
         return rewritten(
             rows,
             np.arange(len(rows)),
-            lambda message: self._sent(message, next(due_ms), partition),
+            lambda message: self._sent(message, next(due_ms), partition, now_ms),
         )
 
-    def _sent(self, message: DueMessage, due_ms: int, partition: int) -> AsSent:
+    def _sent(self, message: DueMessage, due_ms: int, partition: int, now_ms: int) -> AsSent:
         first_ms = first_due_ms(message.headers, message.due_ms)
-        headers = [each for each in message.headers if each[0] != FIRST_DUE]
-        headers += [*requested(message, due_ms), (FIRST_DUE, b"%d" % first_ms)]
+        since_ms = _deferred_ms(message.headers, now_ms)
+        headers = [each for each in message.headers if each[0] not in OF_DEFERRAL]
+        headers += requested(message, due_ms)
+        headers += ((FIRST_DUE, b"%d" % first_ms), (FIRST_DEFERRED, b"%d" % since_ms))
         state = HalfState.DEFERRED
         return AsSent(self.ingress, headers, partition, ABSENT, state, has_ttl=False)
 
@@ -103,6 +108,11 @@ def first_due_ms(headers: Iterable[tuple[str, bytes | None]], due_ms: int) -> in
         (7, 5)
     """
     return int(last_of(headers, FIRST_DUE) or due_ms)
+
+
+def _deferred_ms(headers: Iterable[tuple[str, bytes | None]], now_ms: int) -> int:
+    """Returns when a message was deferred at first: now, if it was not."""
+    return int(last_of(headers, FIRST_DEFERRED) or now_ms)
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from delaywheel.ingress import DELIVER_AT, TOPIC, id_to_send_again
-from delaywheel.record_headers import HALF_TOPIC, last_of
+from delaywheel.record_headers import HALF_TOPIC, OF_DEFERRAL, last_of
 from delaywheel_replica.cleaner.due.given_up import LostFrames
 from delaywheel_replica.cleaner.due.rows import (
     Direct,
@@ -90,7 +90,10 @@ def forwarded(names: KafkaNames, rows: DueRows, now_ms: int) -> Iterator[Record]
     for content, at, due_ms, accepted_at_ms, wheel, half in each_message:
         record = Record._make(content)
         headers = record.headers
-        first_due = [headers.pop()] if half == HalfState.DEFERRED else []
+        of_deferral: list[tuple[str, bytes | None]] = []
+        if half == HalfState.DEFERRED:
+            of_deferral = headers[-len(OF_DEFERRAL) :]
+            del headers[-len(OF_DEFERRAL) :]
         headers += (
             ("dw-id", ids[at : at + _ID_DIGITS]),
             ("dw-due", b"%d" % due_ms),
@@ -101,7 +104,7 @@ def forwarded(names: KafkaNames, rows: DueRows, now_ms: int) -> Iterator[Record]
             headers.append(("dw-forwarded", b"%d" % now_ms))
         if half in _TO_INGRESS:  # there, these count only behind the last `dw-wheel`
             again = id_to_send_again(bytes.fromhex(ids[at : at + _ID_DIGITS].decode()))
-            headers += (("dw-id", again.hex().encode()), *first_due)
+            headers += (("dw-id", again.hex().encode()), *of_deferral)
         yield record
 
 

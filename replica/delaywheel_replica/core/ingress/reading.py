@@ -17,10 +17,10 @@ from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import (
     DEAD_PREFIX,
     DELIVERED_HEADERS,
-    FIRST_DUE,
     GROUP_NAME,
     HALF_DELIVER_AT,
     HALF_GROUP,
+    OF_DEFERRAL,
     is_reserved,
     longest_half_bytes,
 )
@@ -248,10 +248,11 @@ def _split(
 _ASKED: Final = frozenset(
     {
         *(ingress.TOPIC, *ingress.DUES, ingress.ID, ingress.PARTITION, ingress.TIMESTAMP),
-        *(ingress.CANCEL, ingress.COMMIT, ingress.ANSWER, HALF_GROUP, HALF_DELIVER_AT, FIRST_DUE),
+        *(ingress.CANCEL, ingress.COMMIT, ingress.ANSWER, HALF_GROUP, HALF_DELIVER_AT),
+        *OF_DEFERRAL,
     }
 )
-_OF_A_DELIVERY: Final = (ingress.ID, FIRST_DUE)
+_OF_A_DELIVERY: Final = (ingress.ID, *OF_DEFERRAL)
 """Before the last `_WHEEL` they are of an earlier delivery, and ask for nothing."""
 
 
@@ -275,9 +276,11 @@ def _delayed(
     if is_half:
         _check_halves(record, rules)
         ours, half_due_ms = _half(asked, due_ms)
-    first_due_ms = _optional(
-        asked, FIRST_DUE, lambda n: n in ingress.PLAUSIBLE_MS, UnfitReason.DUE_INVALID
-    )
+    of_deferral = [
+        (name, b"%d" % time_ms)
+        for name in OF_DEFERRAL
+        if (time_ms := _time_ms(asked, name)) != ABSENT
+    ]
     headers = _encoded(passed) + (encode_headers(ours) if is_half else b"")
     length_bytes = len(record.key or b"") + len(record.value or b"") + len(headers)
     most_bytes = rules.max_message_bytes
@@ -286,8 +289,8 @@ def _delayed(
     if length_bytes > most_bytes:
         detail = f"{length_bytes:,} bytes, at most {most_bytes:,}"
         raise _UnfitError(UnfitReason.MESSAGE_TOO_LARGE, detail)
-    if first_due_ms != ABSENT:  # a leader has deferred it: so long it was when it was accepted
-        headers += encode_headers([(FIRST_DUE, b"%d" % first_due_ms)])
+    if of_deferral:  # a leader has deferred it: so long it was when it was accepted
+        headers += encode_headers(of_deferral)
     return Delayed(
         id_ or message_id(record.place, record.timestamp_ms),
         due_ms,
@@ -410,6 +413,10 @@ def _optional(asked: _Asked, name: str, fits: Callable[[int], bool], reason: Unf
     if number is None or not fits(number):
         raise _UnfitError(reason, _quoted(name, asked))
     return number
+
+
+def _time_ms(asked: _Asked, name: str) -> int:
+    return _optional(asked, name, lambda n: n in ingress.PLAUSIBLE_MS, UnfitReason.DUE_INVALID)
 
 
 def _encoded(passed: list[tuple[str, bytes | None]]) -> bytes:
