@@ -204,7 +204,7 @@ def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
         assert all(result.handle for result in client.produce_many(sent))
     named = f"not allowed to write to topic {NAMES.outcomes}"
     wait_until("it is down", lambda: told(node).state is ClusterState.DOWN)
-    wait_until("it is named", lambda: any(named in cause for cause in told(node).causes))
+    wait_until("it is named", lambda: any(named in cause.text for cause in told(node).causes))
     rights.give_back(ResourceType.TOPIC, NAMES.outcomes)
     assert values(reader, 20) == {message.value for message in sent}
     wait_until("all is well", lambda: told(node).state is ClusterState.OK)
@@ -224,7 +224,7 @@ def test_a_halves_topic_that_is_closed_stops_halves_alone_and_nothing_is_decided
         committed.commit()
         assert values(reader, 2) == {b"committed", b"plain"}
         right = f"not allowed to write to topic {NAMES.halves}: grant Write on it"
-        wait_until("it is named", lambda: any(right in cause for cause in told(node).causes))
+        wait_until("it is named", lambda: any(right in cause.text for cause in told(node).causes))
         with pytest.raises(RefusedError, match="grant Write on it") as refused:
             begun(b"refused")
         assert refused.value.reason is Reason.HALVES_UNAVAILABLE

@@ -493,6 +493,7 @@ def argument_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="have a trace topic, and keep its index in the folder trace-index (needs Spark)",
     )
+    parser.add_argument("--no-page", action="store_true", help="start no page for operators")
     return parser
 
 
@@ -520,10 +521,10 @@ def _asked_for(options: argparse.Namespace, settings: Mapping[str, Any]) -> Loca
 
 
 def _watch(
-    cluster: LocalCluster, topics: Sequence[str], job: IndexJob | None, page: PageProcess
+    cluster: LocalCluster, topics: Sequence[str], job: IndexJob | None, page: PageProcess | None
 ) -> NoReturn:
     """Keeps the nodes running, and says once what to do next, or why nothing comes of it."""
-    announced, shown, doubts_at_s = False, False, time.monotonic() + PATIENCE_S
+    announced, shown, doubts_at_s = False, page is None, time.monotonic() + PATIENCE_S
     while True:
         cluster.watch()
         if job is not None:
@@ -531,7 +532,7 @@ def _watch(
         if not announced and cluster.accepts:
             print(next_commands(cluster, topics), flush=True)
             announced = True
-        elif announced and not shown and page.link is not None:
+        elif announced and not shown and page and page.link is not None:
             print(f"\nIn a browser: {page.link}", flush=True)
             shown = True
         elif not announced and time.monotonic() > doubts_at_s:
@@ -545,6 +546,11 @@ def _index_of(cluster: LocalCluster, beside: ExitStack) -> IndexJob:
     job = beside.enter_context(IndexJob(cluster.nodes[0].config, cluster.folder))
     print(f"the trace's index is {job.index}; log: {job.log}", flush=True)
     return job
+
+
+def _page_of(cluster: LocalCluster, beside: ExitStack) -> PageProcess:
+    addresses = [node.address for node in cluster.nodes]
+    return beside.enter_context(PageProcess(addresses, cluster.folder))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -569,8 +575,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for node in cluster.nodes:
                 print(f"{node.id} takes calls at {node.address}; log: {node.log}", flush=True)
             job = _index_of(cluster, beside) if options.trace else None
-            addresses = [node.address for node in cluster.nodes]
-            page = beside.enter_context(PageProcess(addresses, cluster.folder))
+            page = None if options.no_page else _page_of(cluster, beside)
             _watch(cluster, options.topic, job, page)
     except KeyboardInterrupt:
         return 0

@@ -112,7 +112,7 @@ class Service:
         self._ready.unlink(missing_ok=True)
         arguments = [
             *("--nodes", str(self._nodes), "--kafka", self.kafka, "--data", str(self.data)),
-            *("--ready-file", str(self._ready)),
+            *("--ready-file", str(self._ready), "--no-page"),
             *([] if self._restart else ["--no-restart"]),
             *(f"--topic={topic}" for topic in self._topics),
             *(f"--config={key}={value}" for key, value in self._settings.items()),
