@@ -18,7 +18,26 @@ _SCHEMA: Final = (
     " lost long, exact boolean, direction string, topic string, `group` string, bucket_ms long,"
     " messages long, refused long, unknown long, sum string, xor string"
 )
-_HASH: Final = "^[0-9a-f]{16}$"
+_MOST: Final = 10**12
+"""Messages of a cell that are believed: a program's, of a minute. Sums of them do not overflow."""
+_LATEST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
+_SHOWN_TEXT: Final = 200
+"""Characters of what a program calls itself."""
+_IS_REPORTERS: Final = (
+    f"length(reporter) between 1 and 64 and at_ms between 0 and {_LATEST_MS}"
+    f" and coalesce(since_ms, 0) between 0 and {_LATEST_MS} and coalesce(lost, 0) >= 0"
+    f" and coalesce(written_ms, 0) between 0 and {_LATEST_MS}"
+)
+"""What a record of a reporter is; anybody with the right to write there may have written others."""
+_IS_CELL: Final = (
+    "direction in ('sent', 'consumed') and length(topic) between 1 and 249"
+    " and coalesce(length(`group`), 1) between 1 and 1000"
+    f" and coalesce(bucket_ms, 0) between 0 and {_LATEST_MS}"
+    f" and coalesce(bucket_ms, 0) % {BUCKET_MS} = 0"
+    + "".join(f" and {name} between 0 and {_MOST}" for name in ("messages", "refused", "unknown"))
+    + "".join(f" and {name} rlike '^[0-9a-f]{{16}}$'" for name in ("sum", "xor"))
+)
 SILENT_MS: Final = int(2.5 * LIVE_S * 1000)
 """Who has said nothing for so long, and not that it ends, was killed."""
 _LAST_MS: Final = int((LIVE_S + COUNT_S) * 1000)
@@ -83,43 +102,37 @@ class Reading:
 def cells_of(records: DataFrame, cluster: str) -> DataFrame:
     """Returns the last record of each key: `_SCHEMA`, with halves of the hashes, and `written_ms`.
 
-    What cannot be read has a `direction` of null; what is of another cluster is not there.
+    What cannot be read or believed has a `direction` of null, and its `place`; what is of another
+    cluster is not there.
     """
-    value = F.struct("value", "timestamp_ms", "timestamp_type")
+    value = F.struct("value", "timestamp_ms", "timestamp_type", "topic", "partition", "offset")
     last = records.groupBy("key").agg(F.max_by(value, F.col("offset")).alias("last"))
-    cells = last.where("last.value is not null").select(
-        F.from_json(F.col("last.value").cast("string"), _SCHEMA).alias("cell"),
-        F.col("last.timestamp_ms").alias("written_ms"),
-        (F.col("last.timestamp_type") == "LOG_APPEND_TIME").alias("is_brokers_time"),
-    )
-    found = cells.select("cell.*", "written_ms", "is_brokers_time")
-    sum_high, sum_low = halves(F.col("sum"))
-    xor_high, xor_low = halves(F.col("xor"))
-    is_sign = F.col("direction").isin("live", "end")
-    is_cell = F.col("direction").isin("sent", "consumed") & F.col("topic").isNotNull()
-    is_cell = is_cell & F.col("sum").rlike(_HASH) & F.col("xor").rlike(_HASH)
-    for name in ("messages", "refused", "unknown"):
-        is_cell = is_cell & (F.col(name) >= 0)
-    is_known = F.col("reporter").isNotNull() & F.col("at_ms").isNotNull() & (is_sign | is_cell)
-    return (
-        found.where(F.col("cluster").isNull() | (F.col("cluster") == cluster))
-        .withColumn("direction", F.when(F.coalesce(is_known, F.lit(col=False)), F.col("direction")))
-        .withColumns(
-            {
-                "sum_high": F.when(is_cell, sum_high),
-                "sum_low": F.when(is_cell, sum_low),
-                "xor_high": F.when(is_cell, xor_high),
-                "xor_low": F.when(is_cell, xor_low),
-            }
+    found = (
+        last.where("last.value is not null")
+        .select(
+            F.from_json(F.col("last.value").cast("string"), _SCHEMA).alias("cell"),
+            F.col("last.timestamp_ms").alias("written_ms"),
+            (F.col("last.timestamp_type") == "LOG_APPEND_TIME").alias("is_brokers_time"),
+            F.concat_ws("/", "last.topic", "last.partition", "last.offset").alias("place"),
         )
+        .select("cell.*", "written_ms", "is_brokers_time", "place")
+        .where((F.col("cluster") == cluster) | F.col("cluster").isNull())
+        .withColumn("is_cell", F.expr(_IS_CELL))
     )
+    is_known = F.expr(f"{_IS_REPORTERS} and (direction in ('live', 'end') or is_cell)")
+    columns = {"direction": F.when(is_known, F.col("direction"))}
+    for name in ("sum", "xor"):
+        high, low = halves(F.when(F.col("is_cell"), F.col(name)))
+        columns |= {f"{name}_high": high, f"{name}_low": low}
+    columns |= {name: F.substring(name, 1, _SHOWN_TEXT) for name in ("client", "host")}
+    return found.withColumns(columns).drop("is_cell")
 
 
 def reporters_of(cells: DataFrame, clock_tolerance_ms: int) -> dict[str, Reporter]:
     """Returns all reporters by their ids."""
     ahead = F.when(F.col("is_brokers_time"), F.col("at_ms") - F.col("written_ms"))
     since = F.when(F.col("is_brokers_time"), F.col("since_ms") - ahead).otherwise(F.col("since_ms"))
-    known = cells.where("direction is not null").groupBy("reporter").agg(
+    known = cells.groupBy("reporter").agg(
         F.max("client").alias("client"),
         F.max("host").alias("host"),
         F.min(since).alias("since_ms"),

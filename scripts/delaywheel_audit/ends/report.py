@@ -33,6 +33,8 @@ from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.sources.inputs import KafkaPlace
 from delaywheel_audit.sources.ledger_files import moment
 
+_IS_BELIEVED: Final = "(direction is not null)"
+_SHOWN: Final = 5
 _SETTLED_S: Final = COUNT_S + 2
 _COLUMNS: Final = tuple(part.split()[0] for part in FINDING.split(","))
 
@@ -91,17 +93,16 @@ class EndsReport:
         """
         known = self._known(has_gaps=has_gaps)
         now_ms = self._facts.began_ms
-        cells = self._cells()
+        cells = self._cells().where(_IS_BELIEVED)
         tolerance_ms = self._terms.clock_tolerance_ms
         readings = readings_of(cells, reporters_of(cells, tolerance_ms), now_ms)
         positions = self._positions(readings)
         if not all(one.is_exact for one in readings):
             time.sleep(_SETTLED_S)
-        cells = self._cells().persist(StorageLevel.DISK_ONLY)
+        records = self._cells().persist(StorageLevel.DISK_ONLY)
+        self._note_unreadable(records)
+        cells = records.where(_IS_BELIEVED)
         reporters = reporters_of(cells, tolerance_ms)
-        unreadable = cells.where("direction is null").count()
-        if unreadable:
-            self._notes.append(f"{unreadable:,} records of counts cannot be read")
         readings = readings_of(cells, reporters, now_ms)
         messages = by_minute(messages)
         rows = judged(rows_of(messages, cells, readings, positions, known))
@@ -110,12 +111,12 @@ class EndsReport:
         named = wrong.withColumn("names", F.lit(""))
         if self._index is not None:
             named = with_names(wrong, messages, events_of(self._spark, self._index))
-        heard = known.holds(cells).where("direction is not null").select("reporter").distinct()
+        heard = known.holds(cells).select("reporter").distinct()
         active = {row["reporter"] for row in heard.collect()}
         said = [one for one in reporters.values() if one.id in active]
         found = _of_rows(named).unionByName(self._of_reporters(said, cells, known))
 
-        return Ends(_table(kept), found, [*self._remarks, *self._notes], (kept, cells))
+        return Ends(_table(kept), found, [*self._remarks, *self._notes], (kept, records))
 
     def _known(self, *, has_gaps: bool) -> Known:
         facts, terms = self._facts, self._terms
@@ -135,6 +136,13 @@ class EndsReport:
         plan = self._place.pin([counts_topic(cluster)], None, None)
         self._remarks = plan.remarks()
         return cells_of(self._place.read(self._spark, plan), cluster)
+
+    def _note_unreadable(self, records: DataFrame) -> None:
+        wrong = records.where(f"not {_IS_BELIEVED}")
+        first = ", ".join(row["place"] for row in wrong.orderBy("place").limit(_SHOWN).collect())
+        if first:
+            count = f"{wrong.count():,} records of counts cannot be read, or believed"
+            self._notes.append(f"{count}: {first}, the first of them")
 
     def _positions(self, readings: Sequence[Reading]) -> Positions:
         """Asks how far groups have come in the topics that they read."""

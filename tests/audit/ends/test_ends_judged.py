@@ -6,6 +6,7 @@ messages themselves, are one run on Spark: each has a topic of its own.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,29 @@ MESSAGES = (
     f" last_copy struct<{PLACE}>, malformed boolean, rows long, acknowledged long, copies long,"
     " unpublished long, unbooked long, missing long, not_verifiable long"
 )
-RECORDS = "key binary, value binary, offset long, timestamp_ms long, timestamp_type string"
+RECORDS = (
+    "key binary, value binary, topic string, partition int, offset long, timestamp_ms long,"
+    " timestamp_type string"
+)
+HUGE = 9 * 10**18
+STRANGERS: Sequence[Mapping[str, Any]] = [
+    {"messages": HUGE},
+    {"messages": -1},
+    {"unknown": HUGE},
+    {"refused": 1e30},
+    {"at_ms": -HUGE},
+    {"since_ms": HUGE},
+    {"lost": -1},
+    {"bucket_ms": HUGE},
+    {"bucket_ms": BEGIN + 1},
+    {"sum": "0" * 15},
+    {"topic": "t" * 250},
+    {"group": "g" * 1_001},
+    {"reporter": "r" * 65},
+    {"reporter": None},
+    {"direction": "eaten"},
+]
+"""What somebody writes to the topic of counts of whom nothing is believed: see `stranger`."""
 
 
 class Item(NamedTuple):
@@ -178,11 +201,14 @@ class Place:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rows = [
-            (bytearray(key), bytearray(value), offset, at_ms, "LOG_APPEND_TIME")
+            (bytearray(key), bytearray(value), "counts", 0, offset, at_ms, "LOG_APPEND_TIME")
             for program in world.programs
             for offset, (key, value, at_ms) in enumerate(program.records())
         ]
-        self._rows.append((bytearray(b"k"), bytearray(b"no JSON"), 0, NOW, "LOG_APPEND_TIME"))
+        others = [b"no JSON", *(json.dumps(stranger(wrong)).encode() for wrong in STRANGERS)]
+        for place, value in enumerate(others):
+            own = bytearray(b"k%d" % place), bytearray(value), "counts", 1, place
+            self._rows.append((*own, NOW, "LOG_APPEND_TIME"))
 
     def pin(self, *_: object) -> Plan:
         return Plan(())
@@ -197,6 +223,14 @@ class Place:
         if group == "hidden":
             return None
         return {topic: self._world.positions.get((topic, group), {}) for topic in topics}
+
+
+def stranger(wrong: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of counts of a topic that is whole without it."""
+    cell = {"messages": 5, "refused": 0, "unknown": 0, "sum": "0" * 16, "xor": "0" * 16}
+    of = {"direction": "sent", "topic": "good", "group": None, "bucket_ms": BEGIN}
+    head = {"cluster": "shop", "reporter": "s", "at_ms": NOW, "since_ms": BEGIN, "lost": 0}
+    return {**head, **of, **cell, **wrong}
 
 
 FIVE = [Item(number) for number in range(5)]
@@ -384,7 +418,10 @@ def test_each_fault_is_found_and_nothing_else(world: World, found: Found) -> Non
         assert text.startswith(f'client "{whose}" on h, reporter {whose}: ')
     assert "3,600,000 ms ahead" in of_programs[0]
     assert "3,600,000 ms behind" in of_programs[1]
-    assert found.notes == ["1 records of counts cannot be read"]
+    places = ", ".join(f"counts/1/{place}" for place in (0, 1, 10, 11, 12))
+    [note] = found.notes
+    wrong = f"{1 + len(STRANGERS)} records of counts cannot be read, or believed"
+    assert note == f"{wrong}: {places}, the first of them"
 
 
 def test_the_hash_is_that_of_the_sdk(spark: SparkSession) -> None:
