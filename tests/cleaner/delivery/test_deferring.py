@@ -117,6 +117,20 @@ def test_each_wait_is_half_of_what_was_waited_by_then() -> None:
     assert dues_of(again)[0] - now_ms(fresh) == pytest.approx(15_000, abs=200), "or of the message"
 
 
+def test_brokers_that_are_restarted_in_turn_make_no_message_wait_for_one_another() -> None:
+    kafka = Kafka({"half": BAD, NAMES.ingress: PRESENT})
+    judging, waits_ms = judge(kafka), list[int]()
+    for partition in (0, 1):
+        troubled = frozenset({partition})
+        kafka.topics["half"] = replace(BAD, partitions=2, troubled=troubled)
+        for _ in range(3):
+            plan = run_once(kafka, judging, keyed(kafka, [None], [partition]))
+            kafka.now += 10
+        assert plan is not None
+        waits_ms.append(dues_of(plan)[0] - now_ms(kafka) + 10_000)
+    assert waits_ms == pytest.approx([10_000, 10_000], abs=200), "not 10 and 25 s"
+
+
 def test_a_message_is_a_dead_letter_once_its_patience_has_ended() -> None:
     kafka = Kafka({"bad": BAD, "brief": BAD, NAMES.ingress: PRESENT})
     judging = judge(kafka, brief=10)

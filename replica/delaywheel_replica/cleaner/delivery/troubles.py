@@ -33,7 +33,7 @@ earlier term only the patience that they used up is remembered, and that for `RE
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -106,7 +106,8 @@ class _Trouble:
         sample: What to probe with; None: Kafka itself reports the end.
         by_kafka: Kafka also said that it accepts nothing.
         given_up: Messages for it are deferred, or dead letters.
-        partitions: Those that take nothing by Kafka's word; none: that is not known.
+        partitions: Those that take nothing by Kafka's word, and since when; none: that is not
+            known.
         deferred: How many of its messages were deferred.
         doubted_until: Until when Kafka is not believed that it is well.
     """
@@ -118,7 +119,7 @@ class _Trouble:
     sample: DueRows | None = None
     by_kafka: bool = False
     given_up: bool = False
-    partitions: frozenset[int] = frozenset()
+    partitions: Mapping[int, float] = field(default_factory=dict)
     deferred: int = 0
     doubted_until: float = 0.0
     probe_at: float = 0.0
@@ -145,6 +146,7 @@ class Troubles:
             if trouble.sample is not None and now - trouble.needed_at < RECENT_S:
                 suspects.add(name)
             trouble.ended_at, trouble.sample = max(trouble.since, trouble.needed_at), None
+            trouble.partitions = {}
         self.prune(now)
         return suspects
 
@@ -154,7 +156,8 @@ class Troubles:
             trouble = self._of.get(name)
             if topic.state in TAKES_NOTHING:
                 begun = self._begin(name, topic.state.value, now, since=now)
-                begun.by_kafka, begun.partitions = True, topic.troubled
+                known, begun.by_kafka = begun.partitions, True
+                begun.partitions = {each: known.get(each, now) for each in topic.troubled}
             elif trouble is not None and not trouble.is_over:
                 trouble.needed_at = now
                 if topic.state is TopicState.PRESENT and now < trouble.doubted_until:
@@ -190,11 +193,17 @@ class Troubles:
         return trouble is not None and not trouble.is_over and trouble.sample is None
 
     def waited_ms(self, name: str, now: float) -> int:
-        """Returns for how long a topic has taken nothing; 0: it is in no trouble."""
+        """Returns for how long a topic has taken nothing; 0: it is in no trouble.
+
+        By Kafka's word that is one of the partitions which take nothing now: while brokers are
+        restarted in turn, others did before.
+        """
         trouble = self._of.get(name)
         if trouble is None or trouble.is_over:
             return 0
-        return round((now - max(trouble.since, now - UNNEEDED_S)) * 1000)
+        is_partial = trouble.sample is None and trouble.partitions
+        since = min(trouble.partitions.values()) if is_partial else trouble.since
+        return round((now - max(since, now - UNNEEDED_S)) * 1000)
 
     def has_patience(self, name: str, now: float) -> bool:
         """Whether a topic is in trouble and may still be waited for."""
@@ -282,6 +291,7 @@ class Troubles:
             del self._of[name]
         else:
             trouble.ended_at, trouble.sample, trouble.by_kafka = now, None, False
+            trouble.partitions = {}
 
 
 def sample_of(rows: DueRows) -> DueRows:
