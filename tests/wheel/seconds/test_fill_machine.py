@@ -188,6 +188,10 @@ class FillMachine(RuleBasedStateMachine):
         if self.disk.faults:  # it was not that far
             self.disk.faults.clear()
             self._filled()
+        elif self.passed_over:  # sections that could not be written are made from the journal
+            self._filled()
+            assert sorted(finish(self.filler.mend(self.passed_over))) == sorted(self.passed_over)
+            self.passed_over.clear()
         else:
             assert self.journal.filled == before
         self.disk.restart()  # what a failed sync was about is not believed: the node begins again

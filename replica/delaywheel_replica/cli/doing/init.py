@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from delaywheel.identity import NameInvalidError, check_name
+from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.cli.doing.checking.items import CheckLevel
 from delaywheel_replica.cli.doing.checking.kafka import kafka_items
 from delaywheel_replica.cli.doing.config import toml
@@ -104,9 +105,9 @@ def init(*, kafka: str, cluster: str, nodes: str, systemd: bool, out: Path) -> N
             written.
     """
     hosts = _hosts(cluster, nodes)
-    files = _files(kafka, cluster, hosts, systemd=systemd)
+    files, disk = _files(kafka, cluster, hosts, systemd=systemd), PosixDisk()
     try:
-        beside = next(folder for folder in out.absolute().parents if folder.exists())
+        beside = next(folder for folder in out.absolute().parents if disk.exists(folder))
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=beside) as scratch:
             made = Path(scratch) / "made"
             for name, text in files.items():
