@@ -140,8 +140,12 @@ class Shop:
         rate_per_s: float,
         chance: random.Random,
         note: Callable[[str], None],
+        topic: str = TOPIC,
+        *,
+        kills: bool = True,
     ) -> None:
         """Opens: programs order at this rate, all together."""
+        self._kills_some = kills
         self._cluster, self._postgres, self._observer = cluster, postgres, observer
         self._chance, self._note = chance, note
         from local.chaos.shop import Pace, check, order  # noqa: PLC0415 - not everywhere
@@ -153,7 +157,7 @@ class Shop:
         self._ordering = [
             _Program(
                 folder / f"order-{pace.number}.log",
-                *(order, postgres.dsn, addresses, TOPIC, GROUP, pace),
+                *(order, postgres.dsn, addresses, topic, GROUP, pace),
             )
             for pace in paces
         ]
@@ -175,7 +179,7 @@ class Shop:
                 self._ended += 1
                 self._note(f"a program of the shop ended by itself: {program.log}")
                 program.start()
-        if time.monotonic() >= self._kill_at_s:
+        if self._kills_some and time.monotonic() >= self._kill_at_s:
             self._kill()
             self._plan_kill()
 
@@ -295,9 +299,15 @@ def _read(cluster: LocalCluster, topic: str) -> list[Record]:
 
 @contextmanager
 def open_shop(
-    cluster: LocalCluster, rate_per_s: float, chance: random.Random, note: Callable[[str], None]
+    cluster: LocalCluster,
+    rate_per_s: float,
+    chance: random.Random,
+    note: Callable[[str], None],
+    topic: str = TOPIC,
+    *,
+    kills: bool = True,
 ) -> Iterator[Shop]:
-    """Starts a database and the shop's programs; ends all of them.
+    """Starts a database and the shop's programs, of which it kills some; ends all of them.
 
     Raises:
         ClusterError: There is no PostgreSQL, or no psycopg.
@@ -311,15 +321,15 @@ def open_shop(
     # Not the main module itself: runpy warns of one that is there before it runs.
     loaded = ["local.chaos.shop", "local.chaos.audit", "local.chaos.disturbing"]
     multiprocessing.set_forkserver_preload(loaded)
-    cluster.create_topic(TOPIC, PARTITIONS)
+    cluster.create_topic(topic, PARTITIONS)
     with (
         LocalPostgres(programs) as postgres,
-        Observer(cluster.kafka, {TOPIC: PARTITIONS}) as observer,
+        Observer(cluster.kafka, {topic: PARTITIONS}) as observer,
     ):
         with psycopg.connect(postgres.dsn) as db:
             db.execute("CREATE TABLE orders (id uuid PRIMARY KEY, due timestamptz)")
             Barrier().create(db)
-        shop = Shop(cluster, postgres, observer, rate_per_s, chance, note)
+        shop = Shop(cluster, postgres, observer, rate_per_s, chance, note, topic, kills=kills)
         try:
             yield shop
         finally:

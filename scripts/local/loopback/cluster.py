@@ -97,6 +97,7 @@ class LocalCluster:
         restart: bool = True,
         first_port: int | None = None,
         is_secure: bool = False,
+        python: str = sys.executable,
         say: Callable[[str], None] = print,
     ) -> None:
         """Prepares; nothing runs before the `with` block.
@@ -112,6 +113,7 @@ class LocalCluster:
             first_port: Where the first node takes calls, the second at the next one, and so on;
                 each that is in use is replaced by another.
             is_secure: Callers and nodes speak mutual TLS, and the nodes have grants.
+            python: That of the environment whose delaywheel the nodes run.
             say: Takes a line for people about what happens.
         """
         self.keep_folder = folder is not None
@@ -132,6 +134,8 @@ class LocalCluster:
             )
             for number in range(1, nodes + 1)
         ]
+        for node in self.nodes:
+            node.python = python
         self._kafka = kafka
         self._brokers = Brokers(brokers, self.folder / "kafka") if kafka is None else None
         self._settings = dict(settings or {})
@@ -187,12 +191,18 @@ class LocalCluster:
             what = "an Apache Kafka broker" if count == 1 else f"{count} Apache Kafka brokers"
             self._say(f"starting {what}")
             self._brokers.start()
+        self.configure()
         for node in self.nodes:
-            node.configure(self._node_settings())
             node.start()
         nodes = "a node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
         self._say(f"starting {nodes} on Kafka at {self.kafka}")
         self._wait_until_up()
+
+    def configure(self, **settings: Any) -> None:
+        """Changes settings of all nodes, which take them as they start."""
+        self._settings |= settings
+        for node in self.nodes:
+            node.configure(self._node_settings())
 
     def _node_settings(self) -> dict[str, Any]:
         """Returns our settings overlaid with the caller's, table by table."""

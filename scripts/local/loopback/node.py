@@ -43,13 +43,18 @@ def to_toml(settings: Mapping[str, Any]) -> str:
 
 
 class Node:
-    """One node: its files and the supervisor process that runs it."""
+    """One node: its files and the supervisor process that runs it.
+
+    Attributes:
+        python: That of the environment whose delaywheel it runs.
+    """
 
     def __init__(
         self, node_id: str, folder: Path, *, port: int, peer_port: int, metrics_port: int
     ) -> None:
         """Prepares; nothing runs before `start`."""
         self.id = node_id
+        self.python = sys.executable
         self.address = f"127.0.0.1:{port}"
         self.peer_address = f"127.0.0.1:{peer_port}"
         self.metrics_address = f"127.0.0.1:{metrics_port}"
@@ -77,13 +82,15 @@ class Node:
     @property
     def command(self) -> list[str]:
         """Returns the command that a user would run."""
-        program = [sys.executable, "-m", "delaywheel_replica.cli.app"]
+        program = [self.python, "-m", "delaywheel_replica.cli.app"]
         return [*program, "serve", "--config", str(self.config)]
 
     def start(self) -> None:
         """Starts the node, which accepts calls a little later."""
         self._started_at = time.monotonic()
-        self._process = start_child(self.command, log=self.log)
+        # Another environment's code is its own, whatever path we were given.
+        apart = {} if self.python == sys.executable else {"PYTHONPATH": ""}
+        self._process = start_child(self.command, log=self.log, environment=apart)
 
     @property
     def exit_code(self) -> int | None:

@@ -9,6 +9,7 @@ consumer in a process of its own reads what becomes visible.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -141,10 +142,18 @@ class Stage:
 
 @contextlib.contextmanager
 def staged(
-    view: View, *, nodes: int, brokers: int = 1, settings: Mapping[str, Any] | None = None
+    view: View,
+    *,
+    nodes: int,
+    brokers: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    python: str = sys.executable,
 ) -> Iterator[Stage]:
     """Starts everything, and ends everything."""
-    with LocalCluster(nodes=nodes, brokers=brokers, settings=settings, say=view.note) as cluster:
+    started = LocalCluster(
+        nodes=nodes, brokers=brokers, settings=settings, python=python, say=view.note
+    )
+    with started as cluster:
         view.note("waiting until a node leads and every node accepts messages")
         cluster.wait_until_accepting()
         cluster.create_topic(TOPIC, PARTITIONS)
