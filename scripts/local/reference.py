@@ -22,6 +22,7 @@ from delaywheel_replica.cli.commands import COMMANDS
 from delaywheel_replica.cli.parsing import CommandGroup
 from delaywheel_replica.config import Config
 from delaywheel_replica.server.metrics.catalogue import METRICS
+from local.release import chart
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -286,16 +287,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing, compare")
     check = parser.parse_args(arguments).check
+    new = {
+        (path := document_of(name)): written(name, path.read_text(encoding="utf-8"))
+        for name in TABLES
+    }
     is_old = False
-    for name in TABLES:
-        path = document_of(name)
-        document = path.read_text(encoding="utf-8")
-        new = written(name, document)
-        if new != document and check:
-            print(f"docs/{path.name} is out of date: run scripts/reference", file=sys.stderr)
+    for path, text in {**new, chart.FILE: chart.schema()}.items():
+        if path.exists() and text == path.read_text(encoding="utf-8"):
+            continue
+        if check:
+            print(f"{path.name} is out of date: run scripts/reference", file=sys.stderr)
             is_old = True
-        elif new != document:
-            path.write_text(new, encoding="utf-8")
+        else:
+            path.write_text(text, encoding="utf-8")
     return int(is_old)
 
 

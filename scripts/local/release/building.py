@@ -1,4 +1,4 @@
-"""Builds wheel and sdist from a copy of a tree, each time to the same bytes."""
+"""Builds wheel, sdist and chart from a copy of a tree, each time to the same bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build.util import project_wheel_metadata
 
-from local.release import bill
+from local.release import bill, chart
 from local.release.source import Source, git, run
 
 PINS = "constraints.txt"
@@ -34,6 +34,7 @@ def build(source: Source, folder: Path) -> Path:
     command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(tree))
     settings = {_VERSION_VARIABLE: source.version, "SOURCE_DATE_EPOCH": str(source.epoch_s)}
     run(*command, env=os.environ | settings)
+    chart.package(source, tree, built)
     for name in _AS_THEY_ARE:
         shutil.copyfile(tree / name, built / Path(name).name)
     return built

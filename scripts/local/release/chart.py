@@ -1,0 +1,89 @@
+"""The chart of a release, and the schema of its values.
+
+By the schema a value that no node would take is refused by its name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from delaywheel_replica.config import Config
+from local.release.source import NO_VERSION, Source
+
+FILE = Path(__file__).parents[3] / "packaging" / "chart" / "values.schema.json"
+_OF_NONE = "0.0.0-dev"
+_GIVEN = frozenset(
+    {
+        *("cluster_id", "node_id", "data_dir", "members", "kafka"),
+        *("listen", "advertised", "peer_listen", "metrics_listen", "metrics_tls"),
+        *("tls_cert", "tls_key", "tls_client_ca", "tls_ca", "peer_tls"),
+        *("grants", "tokens", "token_listen"),
+    }
+)
+"""Settings that the chart gives, or has no place for."""
+
+
+def package(source: Source, tree: Path, folder: Path) -> None:
+    """Writes the chart of a tree as `helm package` would, to the same bytes each time."""
+    chart = tree / "packaging" / "chart"
+    version = source.version.replace(".dev", "-dev")  # a chart's is a semantic one
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for file in sorted(path for path in chart.rglob("*") if path.is_file()):
+            text = file.read_text(encoding="utf-8").replace(NO_VERSION, source.version)
+            content = text.replace(_OF_NONE, version).encode()
+            entry = tarfile.TarInfo(f"delaywheel/{file.relative_to(chart)}")
+            entry.size, entry.mtime = len(content), source.epoch_s
+            tar.addfile(entry, io.BytesIO(content))
+    packed = gzip.compress(archive.getvalue(), mtime=source.epoch_s)
+    (folder / f"delaywheel-{version}.tgz").write_bytes(packed)
+
+
+def schema() -> str:
+    """Returns what the file has: the types and bounds of the settings are those of `Config`."""
+    settings = {
+        name: _bare(of)
+        for name, of in TypeAdapter(Config).json_schema()["properties"].items()
+        if name not in _GIVEN
+    }
+    text: Any = {"type": "string"}
+    name = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,30})$"}
+    free: Any = {"type": "object"}
+    values = {
+        "cluster": name,
+        "nodes": {"enum": [1, 3, 5]},
+        "image": _object(
+            repository=text, tag=text, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}
+        ),
+        "kafka": _object(
+            bootstrapServers={"type": "string", "minLength": 1},
+            settings={**free, "additionalProperties": text},
+            secret=text,
+        ),
+        "settings": _object(**settings),
+        "tls": _object(secret=text),
+        "access": _object(secret=text),
+        "storage": _object(size=text, className=text),
+        "resources": free,
+        "affinity": free,
+        "tolerations": {"type": "array"},
+        "nodeSelector": free,
+        "global": free,
+    }
+    whole = {"$schema": "http://json-schema.org/draft-07/schema#", **_object(**values)}
+    return json.dumps(whole, indent=1) + "\n"
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _bare(of: Any) -> Any:
+    return {name: value for name, value in of.items() if name not in {"title", "default"}}
