@@ -48,10 +48,10 @@ class SecondFiles:
     # --- what a second has
 
     def hours(self) -> list[int]:
-        """Returns the hours that have a table, ascending."""
+        """Returns the hours that have a table or, as a fill has ended in between, files alone."""
         names = self._disk.list_folder(layout.slots_folder(self._folder))
-        tables = [name.removesuffix(".table") for name in names if name.endswith(".table")]
-        return [hour for name in tables if (hour := layout.hour_of_name(name)) is not None]
+        hours = (layout.hour_of_name(name.removesuffix(".table")) for name in names)
+        return sorted({hour for hour in hours if hour is not None})
 
     def table(self, slot: int) -> HourTable:
         """Returns the table of a second."""
@@ -78,6 +78,11 @@ class SecondFiles:
             return NOTHING  # a fill that was not finished
         return None if first.fill <= filled else NOTHING
 
+    def has_unfinished(self, slot: int, entry: Entry, filled: int) -> bool:
+        """Whether a second without an entry has a file of a fill beyond ``filled``."""
+        is_without = entry == NOTHING and self._has_file(slot)
+        return is_without and self.known_entry(slot, filled) == NOTHING
+
     def _has_file(self, slot: int) -> bool:
         """Whether a second has a file: a look at each would be most of a fill into new ones."""
         hour = slot // SECONDS_PER_HOUR
@@ -95,6 +100,8 @@ class SecondFiles:
 
     def is_whole(self, slot: int, entry: Entry) -> bool:
         """Whether all that an entry says of can be read."""
+        if not entry.length_bytes:
+            return True  # also one that was cut back to nothing, which has a fill
         content = self.content(slot)
         return content is not None and self._entry_before(slot, content, entry, entry.fill) == entry
 

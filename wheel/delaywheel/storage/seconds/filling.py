@@ -126,7 +126,8 @@ class Filler:
         """Cuts back all seconds to the fill ``before``, as a frame was lost that they may have."""
         for slot in slots_of(self._files.hours(), floor):
             entry = self._files.table(slot).entry(slot)
-            if entry is not None and entry.fill > before:
+            is_ahead = entry is not None and entry.fill > before
+            if entry is not None and (is_ahead or self._files.has_unfinished(slot, entry, before)):
                 self._files.cut_back(slot, entry, before)
 
     def _entry(self, slot: int, before: int, record: int) -> Entry | None:
