@@ -16,11 +16,7 @@ from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.layout import SECONDS_PER_HOUR
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.format import DamageReason, FrameDamaged
-from delaywheel.storage.seconds.section import (
-    Sections,
-    decode_section_head,
-    sections_in,
-)
+from delaywheel.storage.seconds.section import Sections, decode_section_head, sections_in
 from delaywheel.storage.seconds.table import NOTHING, Entry, HourTable
 
 _SECTIONS_A_STEP: Final = 64

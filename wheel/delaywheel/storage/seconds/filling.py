@@ -20,9 +20,9 @@ step                                    until then
 
 A second is **passed over** if what its entry says cannot be known: the entry is bad, refused, or
 zeros although its file has a section of a fill up to F; or if the medium refuses its section, and
-takes others. That is saved before F is announced, so
-that no reader takes the second for whole. Its rows stay in the journal (no segment goes while a
-second is passed over), and `mend` makes its sections from there once it can be read again.
+takes others. That is saved before F is announced, so that no reader takes the second for whole. Its
+rows stay in the journal (no segment goes while a second is passed over), and `mend` makes its
+sections from there once it can be read again.
 
 A fill ends without a trace if a frame cannot be read, if the end falls meanwhile (what was read may
 have been declared lost since), or where there is no room.
