@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from delaywheel_replica.config import Config
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.rights import Right
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.files import WatchedFile
 from delaywheel_replica.server.access.grants import Grants
-from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.tokens import parse_tokens
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from delaywheel_replica.server.shown_certificate import shown_certificate

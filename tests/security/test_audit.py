@@ -11,10 +11,10 @@ import pytest
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
+from delaywheel_replica.rights import EVERYTHING
 from delaywheel_replica.server.access.audit import AUDIT_LOGGER, Audit
 from delaywheel_replica.server.access.callers import A_NODE, CallContext, Caller
 from delaywheel_replica.server.access.faults import exposed_ports
-from delaywheel_replica.server.access.rights import EVERYTHING
 from delaywheel_replica.server.node.refusals import Refusal
 from support.server.server_process import config_for
 

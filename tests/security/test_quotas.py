@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.rights import EVERYTHING
 from delaywheel_replica.server.access.callers import CallContext, Caller, Purse
 from delaywheel_replica.server.access.grants import Grants
 from delaywheel_replica.server.access.quotas import Quota, Quotas, TopicQuota
-from delaywheel_replica.server.access.rights import EVERYTHING
 from delaywheel_replica.server.access.spending import Spending
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import RequestRefusedError

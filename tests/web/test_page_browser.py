@@ -33,7 +33,7 @@ class Tab(NamedTuple):
         await self.page.evaluate("to => { location.hash = to }", view)
 
     async def sees(self, text: str) -> None:
-        await self.page.get_by_text(text).first.wait_for(timeout=15_000)
+        await self.page.get_by_text(text).first.wait_for(timeout=60_000)
 
 
 def pending(**changes: Any) -> pb.StoredMessage:

@@ -120,7 +120,7 @@ async def test_who_may_not_inspect_sees_nothing(node: ScriptedNode, user: PageUs
     await user.sign_in("t")
     assert await user.get("live") == (
         403,
-        {"reason": "FORBIDDEN", "message": "token:ann has no right 'inspect'"},
+        {"reason": "FORBIDDEN", "message": "you have no right 'inspect'"},
     )
 
 

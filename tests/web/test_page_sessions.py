@@ -26,7 +26,14 @@ async def test_the_link_counts_where_nodes_have_no_grants(user: PageUser) -> Non
     assert await user.sign_in() == 200
     assert await user.get("page") == (
         200,
-        {"unlimited": True, "principal": "", "may": [], "read_only": False},
+        {
+            "unlimited": True,
+            "principal": "",
+            "may": [],
+            "quota": None,
+            "topic_quotas": [],
+            "read_only": False,
+        },
     )
 
 

@@ -56,6 +56,7 @@ from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.control import ControlState, required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import Role, ServerStatus
+from delaywheel_replica.handover.row_places import server_row_path
 from delaywheel_replica.handover.sending import Handover
 from delaywheel_replica.kafka_settings import (
     DEFAULT_BATCH_BYTES,
@@ -81,7 +82,6 @@ from delaywheel_replica.process.inheritance import (
     take_hangups,
 )
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
-from delaywheel_replica.row_places import server_row_path
 
 TOPICS_NAMED = 100
 """How many unavailable topics are named: a row has a fixed size."""

@@ -266,6 +266,15 @@ def web(parser: Parser) -> None:
         action="store_true",
         help="let other machines reach it without TLS, or nodes without grants",
     )
+    options.config_file(parser)
+    parser.argument(
+        "--index",
+        dest="indexes",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="the folder of an index of the trace; again for that of another cluster",
+    )
     add_options(parser, parser.add_argument_group("which nodes to ask"))
 
 

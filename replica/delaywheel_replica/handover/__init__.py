@@ -1,1 +1,1 @@
-"""Passes ingress records from a node's cleaner to its server, and the answers back."""
+"""What passes between a node's cleaner and its server: ingress records, answers, rows of status."""

@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.rights import Right
 from delaywheel_replica.server.access.callers import CallContext
-from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import (
     add_quotas,
     refuse_details,

@@ -22,13 +22,13 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.handover.row_places import server_row_path
 from delaywheel_replica.link import Link, StopRequested, Wake
 from delaywheel_replica.peers.encryption import PLAIN, PeerSecurity, PeerTls
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, report_ready
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.faults import exposed_ports

@@ -5,6 +5,8 @@ The nodes' audit logs have all of them, also those made otherwise. Here is no ke
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from time import time
@@ -22,7 +24,7 @@ _TEXT_AT_MOST: Final = 300
 
 
 class ActLog:
-    """The log. For the event loop's thread."""
+    """The log; each act is a line of standard error, too. For the event loop's thread."""
 
     def __init__(self) -> None:
         self._acts: Final[deque[tuple[Viewer, dict[str, Any]]]] = deque(maxlen=KEPT)
@@ -32,11 +34,11 @@ class ActLog:
     ) -> None:
         """Notes an act that was answered."""
         if not getattr(request, "dry_run", False):
-            self._add(viewer, call, request, principal, outcome=_outcomes(answer))
+            self.note(viewer, call, _named(request), principal, _outcomes(answer))
 
     def refused(self, viewer: Viewer, call: str, request: Message, refusal: PageRefusal) -> None:
         """Notes one that was not done, or of which that is not known."""
-        self._add(viewer, call, request, "", outcome={refusal.reason: 1})
+        self.note(viewer, call, _named(request), "", {refusal.reason: 1})
 
     def shown_to(self, viewer: Viewer, *, all_of_them: bool) -> list[dict[str, Any]]:
         """Returns the acts, the newest first: one's own, or all."""
@@ -46,23 +48,25 @@ class ActLog:
             if all_of_them or (by.token == viewer.token and by.by_link == viewer.by_link)
         ]
 
-    def _add(
+    def note(
         self,
         viewer: Viewer,
         call: str,
-        request: Message,
+        what: Mapping[str, Any],
         principal: str,
         outcome: Mapping[str, int],
     ) -> None:
+        """Notes an act."""
         act = {
             "time_ms": int(time() * 1000),
             "who": principal or ("link" if viewer.by_link else None),
             "from": viewer.address,
             "call": call,
-            "what": _named(request),
+            "what": what,
             "outcome": outcome,
         }
         self._acts.append((viewer, act))
+        sys.stderr.write(f"{json.dumps(act)}\n")
 
 
 def _named(request: Message) -> dict[str, Any]:

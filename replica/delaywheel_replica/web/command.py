@@ -23,7 +23,7 @@ from delaywheel_replica.web.site import PageSite
 _LISTEN: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 
 
-def web(
+def web(  # noqa: PLR0913 - the arguments of the command
     *,
     listen: str,
     hosts: Sequence[str],
@@ -31,6 +31,8 @@ def web(
     page_key: Path | None,
     read_only: bool,
     insecure: bool,
+    file: Path | None,
+    indexes: Sequence[str],
     server: Nodes,
 ) -> None:
     """Prints the page's address, and serves it."""
@@ -51,6 +53,8 @@ def web(
         certificate=None if page_cert is None or page_key is None else (page_cert, page_key),
         read_only=read_only,
         insecure=insecure,
+        config=file,
+        indexes=tuple(indexes),
     )
     if not (settings.is_local or settings.insecure) and settings.certificate is None:
         raise CommandFailure(

@@ -19,10 +19,11 @@ from aiohttp import web
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.judging.verdict import verdict
+from delaywheel_replica.rights import Right
 from delaywheel_replica.web.calls import METHODS, as_json
 from delaywheel_replica.web.guard import viewer_of
 from delaywheel_replica.web.nodes import NodeCalls, Viewer
-from delaywheel_replica.web.refusals import PageRefusal
+from delaywheel_replica.web.refusals import PageRefusal, forbidden
 
 VIEWERS_AT_MOST: Final = 32
 _EVERY_S: Final = 1.0
@@ -96,7 +97,7 @@ class Live:
         each = _Watching(viewer_of(request))
         self._watching.append(each)
         try:
-            _refuse_without_inspect(await self._nodes.who(each.viewer))
+            await self._refuse_without_inspect(each.viewer)
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
             assert request.transport is not None
@@ -137,10 +138,14 @@ class Live:
     async def _judge(self, each: _Watching) -> None:
         """Ends a stream whose viewer may no longer look."""
         try:
-            _refuse_without_inspect(await self._nodes.who(each.viewer))
+            await self._refuse_without_inspect(each.viewer)
         except PageRefusal as refusal:
             if refusal.status in {401, 403}:
                 each.end(refusal)
+
+    async def _refuse_without_inspect(self, viewer: Viewer) -> None:
+        if not (await self._nodes.rights(viewer)).may_somewhere(Right.INSPECT):
+            raise forbidden(Right.INSPECT)
 
     # --- snapshots
 
@@ -220,11 +225,6 @@ class Live:
 
 def _event(name: str, number: int, data: str) -> bytes:
     return f"id: {number}\nevent: {name}\ndata: {data}\n\n".encode()
-
-
-def _refuse_without_inspect(who: pb.WhoAmIResponse) -> None:
-    if not (who.unlimited or any("inspect" in grant.may for grant in who.grants)):
-        raise PageRefusal(403, "FORBIDDEN", f"{who.principal} has no right 'inspect'")
 
 
 def _bound_socket(transport: asyncio.Transport) -> None:

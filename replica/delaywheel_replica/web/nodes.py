@@ -21,6 +21,8 @@ from google.protobuf.message import Message
 from delaywheel.client.exchange.channel import CHANNEL_OPTIONS, Credentials, Security
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.rights import EVERYTHING, Granted, Right, Rights
 from delaywheel_replica.web.refusals import PageRefusal, signed_out
 from delaywheel_replica.web.settings import PageSettings
 
@@ -100,6 +102,11 @@ class NodeCalls:
         """Returns who a viewer is; raises as `ask` does."""
         return (await self.ask(viewer, WHO_AM_I, pb.WhoAmIRequest()))[0]
 
+    async def rights(self, viewer: Viewer) -> Rights:
+        """Returns what nodes grant a viewer, for what they are not asked about themselves."""
+        who = await self.who(viewer)
+        return EVERYTHING if who.unlimited else Rights(map(_granted, who.grants))
+
     async def have_grants(self) -> bool:
         """Whether the nodes have grants.
 
@@ -161,6 +168,11 @@ class NodeCalls:
             )
             opened = self._channels[address] = credentials, channel
         return opened[1]
+
+
+def _granted(grant: pb.Grant) -> Granted:
+    known = frozenset(right for right in Right if right in grant.may)
+    return Granted(known, tuple(map(Pattern, grant.topics)))
 
 
 def _metadata(viewer: Viewer) -> tuple[tuple[str, str], ...]:

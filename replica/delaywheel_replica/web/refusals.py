@@ -88,3 +88,8 @@ class PageRefusal(Exception):
 def signed_out(message: str) -> PageRefusal:
     """Returns the refusal of who has shown nothing that counts."""
     return PageRefusal(401, "SIGN_IN", message)
+
+
+def forbidden(right: str, where: str = "") -> PageRefusal:
+    """Returns the refusal of who lacks a right."""
+    return PageRefusal(403, "FORBIDDEN", f"you have no right '{right}'{where}")

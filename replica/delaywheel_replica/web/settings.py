@@ -20,6 +20,8 @@ class PageSettings:
         hosts: Other names by which browsers reach the page, HOST or HOST:PORT.
         certificate: The files of certificate and key that browsers are shown; None: plain text.
         read_only: Nothing can be changed through the page.
+        config: A node's settings, by which Kafka is reached; None: as a node says, in plain text.
+        indexes: Folders of the trace's index.
         insecure: It may be reached from other machines without TLS, or without grants of nodes.
     """
 
@@ -29,6 +31,8 @@ class PageSettings:
     hosts: tuple[str, ...] = ()
     certificate: tuple[Path, Path] | None = None
     read_only: bool = False
+    config: Path | None = None
+    indexes: tuple[str, ...] = ()
     insecure: bool = False
 
     @property

@@ -11,12 +11,17 @@ from importlib.resources import files
 from typing import Any, Final
 
 from aiohttp import web
+from google.protobuf.json_format import MessageToDict
 
 from delaywheel.client.exchange.channel import WatchedFiles
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.rights import Right
 from delaywheel_replica.web import guard
 from delaywheel_replica.web.acts import ActLog
 from delaywheel_replica.web.calls import BODY_AT_MOST, METHODS, CallRoutes, body_of
+from delaywheel_replica.web.commands.letters import COMMANDS, LetterRoutes
+from delaywheel_replica.web.commands.running import CommandRunner
+from delaywheel_replica.web.commands.traces import TraceRoutes
 from delaywheel_replica.web.live import Live
 from delaywheel_replica.web.nodes import NodeCalls
 from delaywheel_replica.web.refusals import PageRefusal
@@ -117,6 +122,12 @@ class PageSite:
         calls = CallRoutes(self.nodes, self._acts, read_only=self._settings.read_only)
         for name in METHODS:
             app.router.add_post(_named(name), calls.call)
+        runner = CommandRunner()
+        letters = LetterRoutes(self._settings, self.nodes, runner, self._acts)
+        commands = "|".join(COMMANDS)
+        app.router.add_post(f"{guard.API}dead/{{command:{commands}}}", letters.dead)
+        traces = TraceRoutes(self._settings, self.nodes, runner)
+        app.router.add_post(f"{guard.API}trace", traces.trace)
         app.router.add_post(guard.SIGN_IN, self._sign_in)
         app.router.add_delete(guard.SIGN_IN, self._sign_out)
         app.router.add_get(f"{guard.API}live", self._live.stream)
@@ -163,8 +174,7 @@ class PageSite:
 
     async def _shown_acts(self, request: web.Request) -> web.Response:
         viewer = guard.viewer_of(request)
-        who = await self.nodes.who(viewer)
-        sees_all = who.unlimited or any("operate" in grant.may for grant in who.grants)
+        sees_all = (await self.nodes.rights(viewer)).may_somewhere(Right.OPERATE)
         return web.json_response({"acts": self._acts.shown_to(viewer, all_of_them=sees_all)})
 
     async def _about(self, request: web.Request) -> web.Response:
@@ -189,9 +199,17 @@ def _named(call: str) -> str:
 
 
 def _said(who: pb.WhoAmIResponse, **more: Any) -> web.Response:
+    told = MessageToDict(who, preserving_proto_field_name=True)
     may = sorted({right for grant in who.grants for right in grant.may})
     return web.json_response(
-        {"unlimited": who.unlimited, "principal": who.principal, "may": may, **more}
+        {
+            "unlimited": who.unlimited,
+            "principal": who.principal,
+            "may": may,
+            "quota": told.get("quota"),
+            "topic_quotas": told.get("topic_quotas", []),
+            **more,
+        }
     )
 
 

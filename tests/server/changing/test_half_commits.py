@@ -15,8 +15,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.rights import EVERYTHING, Granted, Right, Rights
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import EVERYTHING, Granted, Right, Rights
 from delaywheel_replica.server.changing import half_commits
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.pending import DecisionBasis

@@ -3,8 +3,8 @@
 from delaywheel.reasons import Reason
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.rights import EVERYTHING, Granted, Right, Rights
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import EVERYTHING, Granted, Right, Rights
 from delaywheel_replica.server.changing.permission import in_order, judged
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.refusals import Refusal

@@ -15,8 +15,8 @@ from delaywheel.headers import encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.rights import Granted, Right, Rights
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import Granted, Right, Rights
 from delaywheel_replica.server.access.spending import TopicRoom
 from delaywheel_replica.server.intake.validate import (
     IntakeRules,

@@ -26,11 +26,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from delaywheel.reasons import Reason
 from delaywheel_replica.config import Config
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.rights import EVERYTHING, Right, Rights
 from delaywheel_replica.server.access.files import WatchedFile
 from delaywheel_replica.server.access.grants import Grants
 from delaywheel_replica.server.access.needs import NEEDS
 from delaywheel_replica.server.access.quotas import Quota, Quotas, TopicQuota
-from delaywheel_replica.server.access.rights import EVERYTHING, Right, Rights
 from delaywheel_replica.server.access.spending import Spending
 from delaywheel_replica.server.access.tables import ANONYMOUS
 from delaywheel_replica.server.access.tokens import digest_of, parse_tokens

@@ -22,8 +22,8 @@ from functools import lru_cache
 from typing import Any, Final, Self
 
 from delaywheel_replica.patterns import Pattern, did_you_mean
+from delaywheel_replica.rights import Granted, Right, Rights
 from delaywheel_replica.server.access.quotas import Quotas
-from delaywheel_replica.server.access.rights import Granted, Right, Rights
 from delaywheel_replica.server.access.tables import (
     checked,
     is_meant,

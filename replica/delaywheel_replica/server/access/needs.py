@@ -14,7 +14,7 @@ asks about the topics of the messages, and answers as the last column says.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from delaywheel_replica.server.access.rights import Right
+from delaywheel_replica.rights import Right
 
 
 class Need(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple, Self
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.rights import Right
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.quotas import Quota, TopicQuota
-from delaywheel_replica.server.access.rights import Right
 
 _CONTENT: Final = ("key", "value", "headers")
 

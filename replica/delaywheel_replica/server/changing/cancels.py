@@ -13,8 +13,8 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.rights import Right
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import searchable
 from delaywheel_replica.server.changing.awaited import (
     OF_ALL,

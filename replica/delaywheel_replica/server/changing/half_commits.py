@@ -27,8 +27,8 @@ from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.rights import Right
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.changing.id_checks import AGAIN_S, CANCEL_WAIT_S
 from delaywheel_replica.server.changing.pending import DecisionBasis

@@ -8,8 +8,8 @@ leader's node believes it.
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from delaywheel_replica.rights import Right
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.refusals import Refusal
 

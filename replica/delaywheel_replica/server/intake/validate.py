@@ -31,8 +31,8 @@ from delaywheel.transactions.half_rules import half_fault, make_a_half
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.quantities import about, counted
+from delaywheel_replica.rights import EVERYTHING, Right
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import EVERYTHING, Right
 from delaywheel_replica.server.access.spending import TopicRoom, no_room
 from delaywheel_replica.server.intake.columnar import (
     NO_ROWS,

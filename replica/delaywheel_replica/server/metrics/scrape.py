@@ -23,9 +23,9 @@ from delaywheel_replica.config import Config
 from delaywheel_replica.core.protocol.codec import MalformedError, from_json
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.handover.row_places import server_row_path
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.process.topic_counts import TOPICS_AT_MOST
-from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.ledger.publisher import BooksState

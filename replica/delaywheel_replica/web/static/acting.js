@@ -20,7 +20,7 @@ function outcome(result) {
 }
 
 // Asks in a dialog; for many the count has to be typed.
-function confirmed(lines, count) {
+export function confirmed(lines, count) {
   return new Promise((answer) => {
     const typed = count == null ? null : h("input", { id: "count", inputmode: "numeric", autocomplete: "off" });
     const yes = h("button", { value: "yes", disabled: typed !== null }, "Do it");
@@ -34,12 +34,12 @@ function confirmed(lines, count) {
   });
 }
 
-export function offered(message, again) {
+// `said` outlasts the message as it is shown: an act has it looked up again.
+export function offered(message, said, again) {
   const isHalf = /HELD|COMMITTED|ROLLED_BACK|ASKED|UNDECIDED/.test(message.state ?? "");
   if (message.state !== "MESSAGE_STATE_PENDING" && !isHalf) return null;
   if (isHalf) return h("p", { class: "dim" }, "Half messages are committed and rolled back by their senders and checkers alone.");
   if (!may("change")) return null;
-  const said = h("p", { role: "status" });
   const ref = { handle: message.handle };
   const act = async (lines, work) => {
     if (!await confirmed(lines)) return;
@@ -53,7 +53,7 @@ export function offered(message, again) {
   };
   const due = h("input", { id: "due", placeholder: "2030-01-31T12:00:00Z" });
   const what = ["of topic ", foreign(message.topic, 300), `, due ${moment(message.due_ms)}`];
-  return h("section", {}, h("h2", {}, "Acts"), said,
+  return h("section", {}, h("h2", {}, "Acts"),
     h("button", { onclick: () => act([["1 message ", ...what].map((part) => part), "It is cancelled: it will never be delivered."].map((line) => h("span", {}, line)),
       () => call("Cancel", { messages: [ref] })) }, "Cancel it"),
     h("p", {}, h("label", { for: "due" }, "Another due"), due,

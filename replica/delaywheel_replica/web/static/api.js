@@ -29,18 +29,20 @@ async function answered(path, options) {
   throw refused;
 }
 
-export async function call(name, request = {}) {
-  const options = { method: "POST", body: JSON.stringify(request) };
-  return (await answered(`api/v1/DelayWheel/${name}`, options)).json();
+export async function post(path, request = {}) {
+  return (await answered(`api/v1/${path}`, { method: "POST", body: JSON.stringify(request) })).json();
+}
+
+export function call(name, request) {
+  return post(`DelayWheel/${name}`, request);
 }
 
 export async function get(path) {
   return (await answered(`api/v1/${path}`, {})).json();
 }
 
-export async function signIn(token) {
-  const options = { method: "POST", body: JSON.stringify({ token }) };
-  return (await answered("api/v1/session", options)).json();
+export function signIn(token) {
+  return post("session", { token });
 }
 
 export async function signOut() {

@@ -3,7 +3,9 @@
 import { call } from "./api.js";
 import { cancelMany, offered } from "./acting.js";
 import { base64Of, bytesOf, content, facts, foreign, h, put, table } from "./dom.js";
+import { inWords } from "./headers.js";
 import { counted, moment } from "./times.js";
+import { way } from "./way.js";
 
 const PAGE = 100;
 const STATES = {
@@ -120,10 +122,11 @@ function stateOf(each) {
 export function message(_state, query) {
   const handle = query.get("handle") ?? "";
   const element = h("div", {}, h("h1", {}, "A message"), h("p", { role: "status" }, "looking for it"));
+  const said = h("p", { role: "status" });
   const look = async () => {
     try {
       const { message: found } = await call("GetMessage", { message: { handle }, find_place: true });
-      put(element, h("h1", {}, "A message"), shown(found), offered(found, look));
+      put(element, h("h1", {}, "A message"), said, shown(found), offered(found, said, look), way(idText(found)));
     } catch (error) {
       put(element, h("h1", {}, "A message"), h("p", { class: "bad", role: "alert" },
         error.status === 404 ? `no node knows it: ${error.message}` : `not known: ${error.reason}: ${error.message}`));
@@ -133,9 +136,12 @@ export function message(_state, query) {
   return { element };
 }
 
+function idText(found) {
+  return Array.from(bytesOf(found.id), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 function shown(found) {
   const place = found.place;
-  const id = Array.from(bytesOf(found.id), (byte) => byte.toString(16).padStart(2, "0")).join("");
   return [facts([
     ["state", stateOf(found)], ["why", found.dead_reason ? foreign(found.dead_reason) : null],
     ["due", moment(found.due_ms)],
@@ -143,9 +149,9 @@ function shown(found) {
     ["accepted", moment(found.accepted_at_ms)], ["topic", foreign(found.topic)],
     ["partition", found.partition == null ? "by its key" : String(found.partition)],
     ["in Kafka", place ? `${place.topic}/${place.partition ?? 0}/${place.offset ?? 0}` : null],
-    ["id", id], ["handle", foreign(found.handle)], ["lies in", `wheel ${found.wheel}, frame ${found.seq ?? 0}`],
+    ["id", idText(found)], ["handle", foreign(found.handle)], ["lies in", `wheel ${found.wheel}, frame ${found.seq ?? 0}`],
   ]), found.content_withheld ? h("p", {}, "Key, value and headers are withheld: you have no right 'read' in its topic.") : [
-    h("h2", {}, "Key"), content(found.key), h("h2", {}, `Value, ${sizeOf(found.value_length_bytes)}`), content(found.value),
+    inWords(found.headers), h("h2", {}, "Key"), content(found.key), h("h2", {}, `Value, ${sizeOf(found.value_length_bytes)}`), content(found.value),
     h("h2", {}, "Headers"), table(["name", "value"], (found.headers ?? []).map((each) => [foreign(each.name ?? ""), content(each.value)])),
   ]];
 }

@@ -1,18 +1,23 @@
 // Now: trouble first, then nodes, wheels, rates and lateness of the last minutes.
 
 import { facts, foreign, h, put, table } from "./dom.js";
-import { about, counted, moment } from "./times.js";
+import { lateMs, summed } from "./history.js";
+import { plot } from "./plot.js";
+import { about, counted, moment, clock } from "./times.js";
 
 export function now(state) {
-  const element = h("div", {});
+  const told = h("div", {}), below = h("div", {}), lately = over(state);
+  const element = h("div", {}, told, lately.element, below);
   const update = (name = "cluster") => {
-    if (name === "cluster") show(element, state);
+    if (name !== "cluster") return;
+    show(told, below, state);
+    lately.update();
   };
   update();
-  return { element, update };
+  return { element, update, tick: lately.draw };
 }
 
-function show(element, state) {
+function show(element, below, state) {
   const told = state.told.cluster;
   if (!told) return put(element, h("p", {}, "waiting for the nodes' answer"));
   const status = told.status;
@@ -28,11 +33,10 @@ function show(element, state) {
       ["pending", pending(status.pending)],
       ["told by", `${status.node}, release ${status.version}`],
       ["at", moment(told.at_ms)],
-    ]),
-    h("h2", {}, "Of the last minutes"), rates(state.history),
-    h("h2", {}, "Nodes"), nodes(status, members),
+    ]));
+  put(below, h("h2", {}, "Nodes"), nodes(status, members),
     h("h2", {}, "Copies"), copies(status),
-    halves(members));
+    halves(members), quotas(state.who));
 }
 
 function pending(told) {
@@ -71,61 +75,61 @@ function word(state, prefix) {
   return (state ?? "unknown").replace(prefix, "").toLowerCase().replace(/_/g, " ");
 }
 
-// Rates between the first and the last snapshot that this tab has, of those processes that ran on.
-function rates(history) {
-  const first = history[0], last = history[history.length - 1];
-  const seconds = (last.at_ms - first.at_ms) / 1000;
-  if (seconds < 2) return h("p", { class: "dim" }, "from the third second on");
-  const before = byNode(first), sums = { accepted: 0, forwarded: 0, refused: 0, dead: 0 };
-  const late = { bounds: [], counts: [] };
-  let told = false;
-  for (const [node, report] of byNode(last)) {
-    const then = before.get(node);
-    if (!report.counts || !then?.counts) continue;
-    told = true;
-    const same = (name) => report[name] === then[name];
-    if (same("server_started_ms")) {
-      sums.accepted += grown(report.counts, then.counts, "accepted_messages");
-      sums.refused += total(report.counts.refused_messages) - total(then.counts.refused_messages);
-    }
-    if (same("cleaner_started_ms")) {
-      sums.forwarded += grown(report.counts, then.counts, "forwarded_messages");
-      sums.dead += total(report.counts.dead_letters) - total(then.counts.dead_letters);
-      add(late, report.counts.lateness, then.counts.lateness);
-    }
+// Rates and lateness of the last 15 minutes, as far as this tab has been open.
+function over(state) {
+  const rate = (name) => (step) => step[name] * 1000 / (step.to_ms - step.from_ms);
+  const rates = plot("Messages a second", ["accepted", "forwarded", "refused", "dead"].map((name) => [name === "dead" ? "dead letters" : name, rate(name)]), few);
+  const late = plot("Lateness", [["p50", (step) => lateMs(step.late, 0.5)], ["p99", (step) => lateMs(step.late, 0.99)]], about);
+  const facing = h("div", {}), listed = h("div", {}), why = h("div", {});
+  const element = h("section", {}, h("h2", {}, "The last 15 minutes"), facing, h("div", { class: "plots" }, rates.element, late.element), why,
+    h("details", {}, h("summary", {}, "Table, by the minute"), listed));
+  const draw = () => {
+    for (const each of [rates, late]) each.draw(state.history.all(), Date.now());
+  };
+  const update = () => {
+    const steps = state.history.all(), sum = summed(steps);
+    if (!steps.length) return put(facing, h("p", { class: "dim" }, "from the next answer on"));
+    if (!sum.told) return put(facing, h("p", { class: "dim" }, "not told: nodes of an earlier release"));
+    put(facing, h("p", { class: "dim" }, `kept in this tab, for ${about(sum.seconds * 1000)} so far`), facts([
+      ["accepted", `${few(sum.accepted / sum.seconds)} a second`], ["forwarded", `${few(sum.forwarded / sum.seconds)} a second`],
+      ["lateness", `p50 ${upTo(sum.late, 0.5)}, p99 ${upTo(sum.late, 0.99)}`]]));
+    put(why, reasons("Refused", sum.refusedBy), reasons("Dead letters", sum.deadBy));
+    put(listed, table(["from", "accepted", "forwarded", "refused", "dead letters", "p50", "p99"], byMinute(steps).map(([minute, each]) =>
+      [clock(minute), each.accepted, each.forwarded, each.refused, each.dead].map((cell) => cell.toLocaleString("en"))
+        .concat(upTo(each.late, 0.5), upTo(each.late, 0.99)))));
+    draw();
+  };
+  return { element, update, draw };
+}
+
+function byMinute(steps) {
+  const minutes = new Map();
+  for (const step of steps) {
+    const minute = Math.floor(step.from_ms / 60000) * 60000;
+    minutes.set(minute, [...(minutes.get(minute) ?? []), step]);
   }
-  if (!told) return h("p", { class: "dim" }, "not told: nodes of an earlier release");
-  const rate = (sum) => `${(sum / seconds).toLocaleString("en", { maximumFractionDigits: 1 })} a second`;
-  return facts([["over", about(seconds * 1000)], ["accepted", rate(sums.accepted)],
-    ["forwarded", rate(sums.forwarded)], ["refused", counted(sums.refused, "message")],
-    ["dead letters", counted(sums.dead, "message")],
-    ["lateness p50", upTo(late, 0.5)], ["lateness p99", upTo(late, 0.99)]]);
+  return [...minutes].reverse().map(([minute, of]) => [minute, summed(of)]);
 }
 
-function byNode(told) {
-  return new Map((told.status.members ?? []).filter((m) => m.report).map((m) => [m.node, m.report]));
+function reasons(title, counts) {
+  if (!counts.size) return null;
+  const rows = [...counts].sort((one, other) => other[1] - one[1]).slice(0, 20);
+  return [h("h3", {}, title), table(["reason", "messages"], rows.map(([reason, count]) => [foreign(reason, 300), count.toLocaleString("en")]))];
 }
 
-function grown(after, before, name) {
-  return Number(after[name] ?? 0) - Number(before[name] ?? 0);
-}
-
-function total(counts) {
-  return (counts ?? []).reduce((sum, each) => sum + Number(each.messages ?? 0), 0);
-}
-
-function add(late, after, before) {
-  if (!after?.counts) return;
-  late.bounds = after.bounds_us.map(Number);
-  after.counts.forEach((count, place) => {
-    late.counts[place] = (late.counts[place] ?? 0) + Number(count) - Number(before?.counts?.[place] ?? 0);
-  });
+function few(number) {
+  return number.toLocaleString("en", { maximumFractionDigits: number < 10 ? 1 : 0 });
 }
 
 function upTo(late, share) {
-  const all = late.counts.reduce((sum, count) => sum + count, 0);
-  if (!all) return "nothing was forwarded";
-  let seen = 0;
-  const place = late.counts.findIndex((count) => (seen += count) >= all * share);
-  return place < late.bounds.length ? `up to ${about(late.bounds[place] / 1000)}` : `above ${about(late.bounds.at(-1) / 1000)}`;
+  const ms = lateMs(late, share);
+  if (ms === null) return "nothing was forwarded";
+  return ms === Infinity ? `above ${about(late.bounds.at(-1) / 1000)}` : `up to ${about(ms)}`;
+}
+
+// What the viewer may take of each node: of topics what may be pending there.
+function quotas(who) {
+  const said = (quota) => Object.entries(quota).filter(([name]) => name !== "topics").map(([name, most]) => `${Number(most).toLocaleString("en")} ${name.replace(/_/g, " ")}`).join(", ");
+  const rows = [...(who.quota ? [["all", said(who.quota)]] : []), ...(who.topic_quotas ?? []).map((each) => [foreign(each.topics.join(", "), 1000), said(each)])];
+  return rows.length ? [h("h2", {}, "Your quotas, of each node"), table(["topics", "at most"], rows)] : null;
 }

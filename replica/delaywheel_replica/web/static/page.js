@@ -2,16 +2,18 @@
 
 import { live, get, onSignedOut, signIn, signOut } from "./api.js";
 import { h, put } from "./dom.js";
+import { History } from "./history.js";
 import { acts } from "./acts.js";
+import { letter, letters } from "./letters.js";
 import { message, search, second } from "./messages.js";
 import { now } from "./now.js";
 import { about } from "./times.js";
 import { wheel } from "./wheel.js";
 
-const VIEWS = { "": now, now, wheel, second, message, search, acts };
+const VIEWS = { "": now, now, wheel, second, message, search, dead: letters, letter, acts };
 const OLD_MS = 3000;
 const root = document.getElementById("page");
-const state = { told: {}, heard: 0, history: [], who: null, shown: null };
+const state = { told: {}, heard: 0, history: new History(), who: null, shown: null };
 let listening = null;
 
 async function begin() {
@@ -57,7 +59,7 @@ function ask(why = "") {
 }
 
 function frame() {
-  const links = [["now", "Now"], ["wheel", "The wheel"], ["search", "Look up"], ["acts", "Acts"]];
+  const links = [["now", "Now"], ["wheel", "The wheel"], ["search", "Look up"], ["dead", "Dead letters"], ["acts", "Acts"]];
   state.banner = h("div", { role: "status" });
   state.view = h("main", { id: "main" });
   const who = state.who.unlimited ? "everybody (no grants)" : state.who.principal;
@@ -82,8 +84,7 @@ function heard(name, data) {
   state.told[name] = data;
   if (name === "cluster") {
     state.heard = Date.now();
-    state.history.push(data);
-    if (state.history.length > 900) state.history.shift();
+    state.history.add(data);
     delete state.told.away;
   }
   state.shown?.update?.(name);

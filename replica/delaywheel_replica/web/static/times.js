@@ -13,8 +13,12 @@ export function moment(ms) {
   return ZONE === "UTC" ? utc : `${LOCAL.format(at).replace(",", ".")} ${ZONE} (${utc})`;
 }
 
+export function clock(ms) {
+  return LOCAL.format(Number(ms)).slice(11, 19);
+}
+
 export function short(ms) {
-  return `${LOCAL.format(Number(ms)).slice(11, 19)} ${ZONE}`;
+  return `${clock(ms)} ${ZONE}`;
 }
 
 export function about(ms) {

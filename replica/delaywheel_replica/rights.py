@@ -82,6 +82,10 @@ class Rights:
         """Whether it is allowed in all topics, so that nobody has to look which one it is."""
         return any(pattern.fits_all for pattern in self._patterns(right))
 
+    def may_among(self, right: Right, topic: str | None) -> bool:
+        """Whether it is allowed in a topic; if none is named, in all."""
+        return self.may(right, topic) if topic else self.may_everywhere(right)
+
     def topics_of(self, right: Right) -> list[str]:
         """Returns patterns of the topics in which it is allowed."""
         return [pattern.text for pattern in self._patterns(right)]

@@ -1,0 +1,1 @@
+"""The command line's commands that the page runs for viewers: letters, and ways of messages."""

@@ -1,0 +1,134 @@
+"""`POST /api/v1/dead/<command>`: the commands `delaywheel dead`, each with its JSON.
+
+Nodes are not asked about letters, so the page judges here, by what they grant the viewer.
+
+| command | right | in topic |
+|---|---|---|
+| `list` | `read`, else it is neither listed nor counted | of each letter: where it was to go |
+| `show` | `read` | of the letter |
+| `replay`, `drop` | `operate`; to select by key or header `read` too | `topic`, without one all |
+| `replay` with `send_to` | `produce` too | that one |
+| `list`, `show` with `dead_topic` | `read` too | that one |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.rights import Right, Rights
+from delaywheel_replica.web.acts import ActLog
+from delaywheel_replica.web.calls import METHODS, body_of
+from delaywheel_replica.web.commands.running import CommandRunner
+from delaywheel_replica.web.commands.words import Fields, malformed, parsed, words
+from delaywheel_replica.web.guard import viewer_of
+from delaywheel_replica.web.nodes import NodeCalls, Viewer
+from delaywheel_replica.web.refusals import PageRefusal, forbidden
+from delaywheel_replica.web.settings import PageSettings
+
+_DESCRIBE: Final = METHODS["DelayWheel/DescribeCluster"]
+_WITHIN_S: Final = 60.0
+_SETTLED_WITHIN_S: Final = 600.0
+_WHERE: Final[Fields] = {"dead_topic": str, "halves_of": str}
+_SELECTED: Final[Fields] = {
+    **dict.fromkeys(("topic", "reason", "from", "to", "id", "key"), str),
+    "headers": list,
+    "limit": int,
+    **_WHERE,
+}
+_SETTLED: Final[Fields] = {**_SELECTED, "places": list, "execute": bool}
+COMMANDS: Final[Mapping[str, Fields]] = {
+    "list": {**_SELECTED, "all": bool, "counts": bool},
+    "show": {"place": str, **_WHERE},
+    "replay": {**_SETTLED, "send_to": str, "as_new": bool},
+    "drop": _SETTLED,
+}
+
+
+class LetterRoutes:
+    """Answers for dead letters."""
+
+    def __init__(
+        self, settings: PageSettings, nodes: NodeCalls, runner: CommandRunner, acts: ActLog
+    ) -> None:
+        self._settings: Final = settings
+        self._nodes: Final = nodes
+        self._runner: Final = runner
+        self._acts: Final = acts
+
+    async def dead(self, request: web.Request) -> web.Response:
+        """Runs a command."""
+        command = request.match_info["command"]
+        asked = parsed(await body_of(request), COMMANDS[command])
+        viewer = viewer_of(request)
+        rights = await self._nodes.rights(viewer)
+        if command in {"replay", "drop"}:
+            return web.json_response(await self._settle(command, asked, viewer, rights))
+        if not rights.may_somewhere(Right.READ):
+            raise forbidden(Right.READ)
+        _refuse_without(rights, Right.READ, asked.get("dead_topic"))
+        if command == "show":
+            if "place" not in asked:
+                raise malformed("place: PARTITION:OFFSET")
+            given = {"places": [asked.pop("place")], **asked}
+            letter = await self._run("show", given, viewer, _WITHIN_S)
+            _refuse_without(rights, Right.READ, letter["topic"] or "")
+            return web.json_response(letter)
+        found = await self._run("list", asked, viewer, _WITHIN_S)
+        for part in ("letters", "counts"):
+            found[part] = [
+                each for each in found[part] if rights.may(Right.READ, each["topic"] or "")
+            ]
+        return web.json_response(found)
+
+    async def _settle(
+        self, command: str, asked: dict[str, Any], viewer: Viewer, rights: Rights
+    ) -> Any:
+        """Counts, or replays or drops letters."""
+        executes = asked.get("execute", False)
+        if executes and self._settings.read_only:
+            raise PageRefusal(403, "READ_ONLY", "this page was started with --read-only")
+        if not rights.may_somewhere(Right.OPERATE):
+            raise forbidden(Right.OPERATE)
+        among = asked.get("topic")
+        if {"key", "headers"} & asked.keys() and not rights.may_among(Right.READ, among):
+            raise forbidden(Right.READ, ": key and headers are content")
+        _refuse_without(rights, Right.PRODUCE, asked.get("send_to"))
+        within_s = _SETTLED_WITHIN_S if executes else _WITHIN_S
+        call = f"dead/{command}"
+        what = {"filter_by": sorted(asked), "topic": asked.get("topic", "")[:300]}
+        principal = (await self._nodes.who(viewer)).principal
+        try:
+            answer = await self._run(command, asked, viewer, within_s)
+        except PageRefusal as refusal:
+            if executes:
+                self._acts.note(viewer, call, what, principal, {refusal.reason: 1})
+            raise
+        if executes:
+            outcome = {"DONE": answer["done"], **answer["refused"]}
+            self._acts.note(viewer, call, what, principal, outcome)
+        return answer
+
+    async def _run(
+        self, command: str, asked: Mapping[str, Any], viewer: Viewer, within_s: float
+    ) -> Any:
+        where = await self._kafka(viewer)
+        return await self._runner.run(
+            ["dead", command, "--json", *where, *words(asked, places="places")], within_s=within_s
+        )
+
+    async def _kafka(self, viewer: Viewer) -> list[str]:
+        """Returns the options by which a command reaches Kafka."""
+        if self._settings.config is not None:
+            return [f"--config={self._settings.config}"]
+        _, answer = await self._nodes.ask(viewer, _DESCRIBE, pb.DescribeClusterRequest())
+        assert isinstance(answer, pb.DescribeClusterResponse)
+        return [f"--kafka={answer.kafka}", f"--cluster={answer.cluster_id}"]
+
+
+def _refuse_without(rights: Rights, right: Right, topic: str | None) -> None:
+    if topic is not None and not rights.may(right, topic):
+        raise forbidden(right, f" in {topic}" if topic else " in all topics")

@@ -1,0 +1,170 @@
+"""Dead letters and ways: who may see and do what, and how the commands are run."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.web.commands import running
+from delaywheel_replica.web.commands.running import CommandRunner
+from delaywheel_replica.web.refusals import PageRefusal
+from support.clients.fake_service import answer
+from support.clients.page_user import PageUser, knows, page
+from support.clients.scripted_node import ScriptedNode
+
+COUNT = {"reason": "EXPIRED", "waiting": 1, "replayed": 0, "dropped": 0}
+LISTED = {
+    "topic": "dead",
+    "letters": [{"topic": name, "place": "0:1"} for name in ("orders", "bills", None)],
+    "counts": [{"topic": name, **COUNT} for name in ("orders", "bills", "")],
+    "complete": True,
+}
+TRACED = {
+    "known": True,
+    "ways": [
+        {
+            "root": "r",
+            "topic": "orders",
+            "key": "42",
+            "tags": None,
+            "steps": [
+                {"step": "sent", "topic": "orders", "key": "42"},
+                {"step": "forwarded"},
+                {"step": "sent", "topic": "bills", "key": "43"},
+            ],
+        },
+        {"root": "s", "topic": "bills", "key": "43", "steps": [{"step": "sent", "key": "43"}]},
+    ],
+    "missing": [],
+}
+SETTLED = {"executed": True, "done": 2, "refused": {"TOPIC_MISSING": 1}, "refused_letters": []}
+ANSWERS = {"list": LISTED, "show": {"topic": "bills"}, "replay": SETTLED, "drop": SETTLED}
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, node: ScriptedNode) -> list[list[str]]:
+    """The words of the commands that are run: what they print is scripted."""
+    said: list[list[str]] = []
+
+    async def run(_runner: CommandRunner, words: list[str], **_how: Any) -> Any:
+        said.append(words)
+        return deepcopy(TRACED if words[0] == "trace" else ANSWERS[words[1]])
+
+    monkeypatch.setattr(CommandRunner, "run", run)
+    node.describe = answer(pb.DescribeClusterResponse(kafka="k:9092", cluster_id="c"))
+    node.who_am_i = knows({name: _who(*grants) for name, grants in GRANTS.items()})
+    return said
+
+
+GRANTS = {
+    "reads": [(["read"], ["orders"])],
+    "reads_all": [(["read"], ["*"])],
+    "inspects": [(["inspect"], ["orders"])],
+    "ops": [(["operate"], ["*"]), (["produce"], ["orders"])],
+    "ops_reads": [(["operate"], ["*"]), (["read"], ["orders"])],
+}
+
+
+def _who(*grants: tuple[list[str], list[str]]) -> pb.WhoAmIResponse:
+    given = [pb.Grant(may=may, topics=topics) for may, topics in grants]
+    return pb.WhoAmIResponse(node="n1", principal="token:x", grants=given)
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "asked", "status"),
+    [
+        ("reads", "list", {}, 200),
+        ("inspects", "list", {}, 403),
+        ("ops", "list", {}, 403),
+        ("reads", "list", {"dead_topic": "bills"}, 403),
+        ("reads", "show", {"place": "0:1"}, 403),
+        ("reads_all", "show", {"place": "0:1"}, 200),
+        ("reads_all", "show", {}, 400),
+        ("reads_all", "drop", {}, 403),
+        ("ops", "drop", {}, 200),
+        ("ops", "replay", {"key": "42"}, 403),
+        ("ops_reads", "replay", {"key": "42"}, 403),
+        ("ops_reads", "replay", {"key": "42", "topic": "orders"}, 200),
+        ("ops", "replay", {"send_to": "orders"}, 200),
+        ("ops", "replay", {"send_to": "bills"}, 403),
+        ("ops", "drop", {"limit": 0}, 400),
+        ("ops", "drop", {"execute": 1}, 400),
+        ("ops", "drop", {"places": ["\ud800"]}, 400),
+        ("ops", "drop", {"kafka": "elsewhere:9092"}, 400),
+    ],
+)
+async def test_who_may_do_what_with_letters(
+    ran: list[list[str]], user: PageUser, name: str, command: str, asked: Any, status: int
+) -> None:
+    await user.sign_in(name)
+    assert (await user.post(f"dead/{command}", asked))[0] == status
+    assert bool(ran) == (status == 200) or command == "show"
+
+
+async def test_letters_of_other_topics_are_not_listed(ran: list[list[str]], user: PageUser) -> None:
+    await user.sign_in("reads")
+    _, found = await user.post("dead/list", {"topic": "-x", "headers": ["a=b", "c"], "limit": 7})
+    assert {each["topic"] for part in ("letters", "counts") for each in found[part]} == {"orders"}
+    where = ["--kafka=k:9092", "--cluster=c"]
+    options = ["--topic=-x", "--header=a=b", "--header=c", "--limit=7"]
+    assert ran == [["dead", "list", "--json", *where, *options]]
+
+
+async def test_letters_that_were_settled_are_in_the_log_of_acts(
+    ran: list[list[str]], user: PageUser
+) -> None:
+    await user.sign_in("ops")
+    await user.post("dead/drop", {"reason": "EXPIRED"})
+    await user.post("dead/drop", {"places": ["0:1"], "execute": True})
+    assert ran[1][-3:] == ["--execute", "--", "0:1"]
+    (act,) = (await user.get("acts"))[1]["acts"]
+    assert (act["call"], act["outcome"]) == ("dead/drop", {"DONE": 2, "TOPIC_MISSING": 1})
+
+
+async def test_ways_have_what_a_viewer_may_see(ran: list[list[str]], user: PageUser) -> None:
+    await user.sign_in("inspects")
+    assert (await user.post("trace", {"key": "42"}))[0] == 403
+    _, found = await user.post("trace", {"target": "0" * 32})
+    (way,) = found["ways"]
+    assert (way["key"], [step["step"] for step in way["steps"]]) == (None, ["sent", "forwarded"])
+    assert way["steps"][0]["key"] is None
+    assert found["missing"][0]["reason"] == "FORBIDDEN"
+    await user.sign_in("reads_all")
+    assert (await user.post("trace", {"key": "42", "from": "now-2h"}))[1] == TRACED
+    assert ran[1][-2:] == ["--key=42", "--from=now-2h"]
+    await user.sign_in("ops")
+    assert (await user.post("trace", {"target": "0" * 32}))[0] == 403
+
+
+async def test_read_only_counts_letters_alone(ran: list[list[str]], node: ScriptedNode) -> None:
+    async with page([node.address], read_only=True, config=Path("node.toml")) as user:
+        await user.sign_in("ops")
+        assert (await user.post("dead/drop", {"execute": True}))[0] == 403
+        assert (await user.post("dead/drop", {}))[0] == 200
+    assert ran == [["dead", "drop", "--json", "--config=node.toml"]]
+
+
+async def test_a_command_prints_its_json_or_why_not(
+    node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.who_am_i = answer(pb.WhoAmIResponse(node="n1", principal="token:ann"))
+    ask = ["whoami", "--json", "--server", node.address]
+    assert (await CommandRunner().run(ask, within_s=60))["principal"] == "token:ann"
+    with pytest.raises(PageRefusal, match="unrecognized") as caught:
+        await CommandRunner().run([*ask, "--wrong"], within_s=60)
+    assert (caught.value.status, caught.value.reason) == (400, "USAGE")
+    with pytest.raises(PageRefusal) as caught:
+        await CommandRunner().run(ask, within_s=0.01)
+    assert caught.value.reason == "COMMAND_TOO_SLOW"
+    monkeypatch.setattr(running, "OUTPUT_AT_MOST", 10)
+    with pytest.raises(PageRefusal) as caught:
+        await CommandRunner().run(ask, within_s=60)
+    assert caught.value.reason == "ANSWER_TOO_LARGE"
+    monkeypatch.setattr(running, "AT_ONCE", 0)
+    with pytest.raises(PageRefusal) as caught:
+        await CommandRunner().run(ask, within_s=60)
+    assert caught.value.reason == "COMMANDS_FULL"
