@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from delaywheel_replica.web.nodes import NodeCalls, NodeMethod
 from delaywheel_replica.web.refusals import PageRefusal
 
 BODY_AT_MOST: Final = 10 << 20
+_BODY_S: Final = 30.0
 READS: Final = frozenset(
     {"WhoAmI", "DescribeCluster", "ListSlots", "GetSlot", "Search", "GetMessage"}
 )
@@ -73,15 +75,18 @@ async def body_of(request: web.Request) -> bytes:
     """Reads a body that may be as long as that.
 
     Raises:
-        PageRefusal: REQUEST_TOO_LARGE, before it is read if its length is told.
+        PageRefusal: REQUEST_TOO_LARGE, before it is read if its length is told; REQUEST_TOO_SLOW.
     """
     refusal = PageRefusal(413, "REQUEST_TOO_LARGE", f"a body may have {BODY_AT_MOST:,} bytes")
     if (request.content_length or 0) > BODY_AT_MOST:
         raise refusal
     try:
-        return await request.read()
+        async with asyncio.timeout(_BODY_S):
+            return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise refusal from error
+    except TimeoutError as error:
+        raise PageRefusal(408, "REQUEST_TOO_SLOW", f"send it within {_BODY_S:g} s") from error
 
 
 def parse(body: bytes, into: Any) -> None:

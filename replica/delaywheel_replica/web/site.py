@@ -22,14 +22,13 @@ from delaywheel_replica.web.calls import BODY_AT_MOST, METHODS, CallRoutes, body
 from delaywheel_replica.web.commands.letters import COMMANDS, LetterRoutes
 from delaywheel_replica.web.commands.running import CommandRunner
 from delaywheel_replica.web.commands.traces import TraceRoutes
+from delaywheel_replica.web.connections import SILENT_S, Door
 from delaywheel_replica.web.live import Live
 from delaywheel_replica.web.nodes import NodeCalls
 from delaywheel_replica.web.refusals import PageRefusal
 from delaywheel_replica.web.sessions import SESSION_S, Sessions
 from delaywheel_replica.web.settings import PageSettings
 
-CONNECTIONS_AT_MOST: Final = 256
-_KEEP_ALIVE_S: Final = 30.0
 _SHUTDOWN_S: Final = 1.0
 _HANDSHAKE_S: Final = 10.0
 _TYPES: Final = {
@@ -37,7 +36,6 @@ _TYPES: Final = {
     ".js": "text/javascript",
     ".css": "text/css",
 }
-_FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class PageSite:
@@ -60,7 +58,7 @@ class PageSite:
             self._app(),
             handle_signals=False,
             access_log=None,
-            keepalive_timeout=_KEEP_ALIVE_S,
+            keepalive_timeout=SILENT_S,
             shutdown_timeout=_SHUTDOWN_S,
         )
         self._server: asyncio.Server | None = None
@@ -74,9 +72,11 @@ class PageSite:
         """
         context = self._context()
         await self._runner.setup()
+        served = self._runner.server
+        assert served is not None, "it is set up"
         host, _, port = self._settings.listen.rpartition(":")
         self._server = await asyncio.get_running_loop().create_server(
-            self._connected,
+            lambda: Door(served),
             self._settings.host,
             int(port),
             ssl=context,
@@ -97,11 +97,6 @@ class PageSite:
         await self._live.stop()
         await self._runner.cleanup()
         await self.nodes.stop()
-
-    def _connected(self) -> asyncio.BaseProtocol:
-        server = self._runner.server
-        assert server is not None, "it is set up"
-        return _Full() if len(server.connections) >= CONNECTIONS_AT_MOST else server()
 
     def _context(self) -> ssl.SSLContext | None:
         if self._settings.certificate is None:
@@ -182,15 +177,6 @@ class PageSite:
         return _said(
             await self.nodes.who(guard.viewer_of(request)), read_only=self._settings.read_only
         )
-
-
-class _Full(asyncio.Protocol):
-    """A connection beyond the bound."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(_FULL)
-        transport.close()
 
 
 def _named(call: str) -> str:
