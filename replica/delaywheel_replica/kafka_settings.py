@@ -20,7 +20,7 @@ from delaywheel.ingress import (
     ingress_topic,
     trace_topic,
 )
-from delaywheel.transactional import repeating
+from delaywheel.transactional import TRANSACTION_TIMEOUT_MS, repeating
 from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS
 from delaywheel_replica.core.leader.pacing import MOST_PAUSE_MS
 
@@ -224,6 +224,7 @@ class KafkaSettings:
         transactional_id: str,
         *,
         backoff_ms: int = MOST_BACKOFF_MS,
+        timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         purpose: str = "leader",
         log_level: int = 4,
     ) -> dict[str, Any]:
@@ -241,7 +242,7 @@ class KafkaSettings:
             # the one before has arrived, up to 40 ms late where brokers are far.
             "socket.nagle.disable": True,
             **self.client,
-            **repeating(transactional_id, backoff_ms),
+            **repeating(transactional_id, backoff_ms, timeout_ms),
             "message.max.bytes": max(self.max_record_bytes, MAX_REQUEST_BYTES),
         }
 

@@ -183,7 +183,7 @@ def test_a_broker_is_tried_once_however_many_topics_it_leads(
         tried.append(broker)
         return False
 
-    monkeypatch.setattr(topics, "_is_there", is_there)
+    monkeypatch.setattr(topics, "takes_connection", is_there)
     partition = SimpleNamespace(leader=1, isrs=[1], replicas=[1])
     led = SimpleNamespace(partitions={0: partition}, error=None)
 

@@ -8,7 +8,7 @@ import pytest
 from delaywheel.levels import DEFAULT_LEVELS
 from delaywheel.storage.recovery.verify import Problem
 from delaywheel.storage.writing.dial import DIAL_ROW
-from delaywheel.transactional import TRANSACTION_TIMEOUT_MS
+from delaywheel.transactional import LEADER_TIMEOUT_MS
 from delaywheel_replica.cleaner.delivery.bisection import TRIAL_IDS
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.kafka.brokers import VERIFICATION
@@ -112,7 +112,7 @@ def test_columns_of_the_ledger() -> None:
 
 
 def test_what_is_needed_of_kafka_and_was_tried() -> None:
-    assert f"`transaction.max.timeout.ms` of {TRANSACTION_TIMEOUT_MS // 1000} s at least" in FLAT
+    assert f"`transaction.max.timeout.ms` of {LEADER_TIMEOUT_MS // 1000} s at least" in FLAT
     assert VERIFICATION in FLAT
     tried = {row[0] for row in rows_under("Kafka |")}
     for brokers in ("one broker", "three brokers"):

@@ -12,7 +12,7 @@ import pytest
 from delaywheel import Message
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_file import load_node_state
-from delaywheel.transactional import TRANSACTION_TIMEOUT_MS
+from delaywheel.transactional import LEADER_TIMEOUT_MS
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import described
 from local.loopback.kafka import KafkaBroker
@@ -48,7 +48,7 @@ def test_kafka_away_for_longer_than_a_transaction_lasts(
 
         def is_seen_as_late() -> bool:
             send()  # acceptance does not need Kafka
-            return service.status().lateness_ms > TRANSACTION_TIMEOUT_MS
+            return service.status().lateness_ms > LEADER_TIMEOUT_MS
 
         wait_until("who watches sees it", is_seen_as_late, every_s=0.5)
         wait_until("it leads no more, and says why", partial(_stands_back, service))

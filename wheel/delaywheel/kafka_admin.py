@@ -12,10 +12,17 @@ says so: then another is looked for.
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from confluent_kafka.admin import AdminClient, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
+    AdminClient,
+    BrokerMetadata,
+    ResourceType,
+)
 
 _KNOWN_S: Final = 0.5
 """So long is believed what was seen: questions come together."""
@@ -24,6 +31,29 @@ _LOOKS: Final = 20
 """So often another one is looked for: each may be named a third of the times."""
 _AVOIDED_S: Final = 10.0
 """So long a broker that does not answer may be named."""
+_CONNECT_S: Final = 1.0
+_TRIED_AT_ONCE: Final = 16
+
+WAITED_FOR_S: Final = 20.0
+"""Since it was first found away. Kafka would have missed it, were it so for all."""
+
+FORGOTTEN_S: Final = 5.0
+"""Who was not looked for all the time may have been back meanwhile."""
+
+
+def takes_connection(broker: BrokerMetadata | None) -> bool:
+    """Whether a broker is there, whatever Kafka believes: one whose machine is away takes a second.
+
+    Args:
+        broker: None: Kafka names none.
+    """
+    if broker is None:
+        return False
+    try:
+        socket.create_connection((broker.host, broker.port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 class KafkaAdmin(AdminClient):
@@ -74,3 +104,47 @@ class KafkaAdmin(AdminClient):
             if not is_avoiding or named not in self._avoided:
                 break
         self._known_until_s = time.monotonic() + _KNOWN_S
+
+
+class MissedBrokers:
+    """Brokers that are away, and that Kafka has not missed yet. For one thread, but for `note`.
+
+    One that was killed is believed to live until its session has ended. Its copies count as in sync
+    until then, so no partition that has one there answers a transaction's records, whoever leads
+    it, and with three brokers these are all; what it led or coordinated, nobody does. Any other
+    client would wait alike. That it takes no connection tells it from a topic that is silent. One
+    that cannot be reached from here alone is never missed: it is waited for once.
+    """
+
+    def __init__(
+        self,
+        takes: Callable[[BrokerMetadata], bool] = takes_connection,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Knows of none.
+
+        Args:
+            takes: Whether a broker takes a connection.
+            monotonic: A clock.
+        """
+        self._takes = takes
+        self._monotonic = monotonic
+        self._named: Mapping[int, BrokerMetadata] = {}
+        self._away_since_s: dict[int, float] = {}
+        self._looked_s = float("-inf")
+
+    def note(self, brokers: Mapping[int, BrokerMetadata]) -> None:
+        """Notes whom Kafka believes to live."""
+        self._named = brokers
+
+    def look(self) -> bool:
+        """Tries each; returns whether one is away, and to be waited for."""
+        named = self._named
+        with ThreadPoolExecutor(min(_TRIED_AT_ONCE, max(1, len(named)))) as threads:
+            are_there = [*threads.map(self._takes, named.values())]
+        now_s = self._monotonic()
+        before = self._away_since_s if now_s - self._looked_s < FORGOTTEN_S else {}
+        self._looked_s = now_s
+        away = (one for one, is_there in zip(named, are_there, strict=True) if not is_there)
+        self._away_since_s = {one: before.get(one, now_s) for one in away}
+        return any(now_s - since_s < WAITED_FOR_S for since_s in self._away_since_s.values())

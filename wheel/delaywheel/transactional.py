@@ -23,11 +23,14 @@ _Answer = TypeVar("_Answer")
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Brokers abort what a dead producer began after so long; read_committed consumers wait for it."""
 
+LEADER_TIMEOUT_MS: Final = 20_000
+"""The same of a leader of nodes: it outlasts a broker that was killed, until Kafka misses it."""
+
 MOST_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
 """Brokers refuse producers whose transactions may last longer."""
 
 MOST_TIMEOUT_ADVICE: Final = (
-    f"set {MOST_TIMEOUT_SETTING} of the brokers to {TRANSACTION_TIMEOUT_MS} or more"
+    f"set {MOST_TIMEOUT_SETTING} of the brokers to {LEADER_TIMEOUT_MS} or more"
 )
 
 MAX_CALL_MS: Final = 9_000
@@ -161,7 +164,9 @@ def fatal_errors_as_they_are() -> Iterator[None]:
         raise error.__cause__ from None
 
 
-def transactional(transactional_id: str) -> dict[str, Any]:
+def transactional(
+    transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+) -> dict[str, Any]:
     """Returns the settings of every transactional producer.
 
     Example:
@@ -170,13 +175,15 @@ def transactional(transactional_id: str) -> dict[str, Any]:
     """
     return {
         "transactional.id": transactional_id,
-        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "transaction.timeout.ms": timeout_ms,
+        "message.timeout.ms": timeout_ms,
         "partitioner": "murmur2_random",  # as Java's
     }
 
 
-def repeating(transactional_id: str, backoff_ms: int) -> dict[str, Any]:
+def repeating(
+    transactional_id: str, backoff_ms: int, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+) -> dict[str, Any]:
     """Returns the settings of a producer that sends requests again, after this backoff.
 
     Example:
@@ -184,7 +191,7 @@ def repeating(transactional_id: str, backoff_ms: int) -> dict[str, Any]:
         100
     """
     return {
-        **transactional(transactional_id),
+        **transactional(transactional_id, timeout_ms),
         "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
         "retry.backoff.ms": backoff_ms,
         "retry.backoff.max.ms": backoff_ms,

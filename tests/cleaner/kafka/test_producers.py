@@ -265,6 +265,29 @@ def test_while_kafka_answers_questions_no_call_ends(
     producers.destroy()
 
 
+def test_a_broker_that_kafka_has_not_missed_yet_is_outlasted(
+    kafka: KafkaBroker,
+    settings: KafkaSettings,
+    topic: str,
+    proxy: KafkaProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its copies count as in sync until its session has ended: nobody is answered before."""
+    monkeypatch.setattr(producing, "ANSWER_S", 4.0)  # a busy machine stops for a second
+    monkeypatch.setattr(producing, "MOVES_S", 0.0)
+    producers = inited(through_proxy(settings, kafka))
+    monkeypatch.setattr(producers, "misses_broker", lambda: True)
+    assert producers.warm([topic, settings.names.control], PATIENT_MS)
+    at_once = proxy.delay_produces(2.5)
+    producers.begin(0)
+    producers.write(0, [message(topic, b"once")])
+    assert producers.flush(0, SHORT_MS)
+    at_once()
+    assert producers.commit(0, progress(settings, b"1"), PATIENT_MS).verdict.is_committed
+    assert values(kafka, topic, 1) == [b"once"]
+    producers.destroy()
+
+
 def test_an_end_whose_reply_is_lost_is_sent_again_and_counts_once(
     kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
 ) -> None:

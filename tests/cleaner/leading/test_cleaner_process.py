@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from delaywheel import transactional
 from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.kafka import producers
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
 from delaywheel_replica.core.protocol import status_files
@@ -174,7 +174,7 @@ def test_takeover_over_an_open_transaction(
     old = LeaderProducers(settings)
     with monkeypatch.context() as longer:
         # The broker would end it on its own after the test: the new leader does it earlier.
-        longer.setattr(transactional, "TRANSACTION_TIMEOUT_MS", 300_000)
+        longer.setattr(producers, "LEADER_TIMEOUT_MS", 300_000)
         for number in range(IDS):
             assert old.init(number, PATIENT_MS).verdict is TransactionState.CONTINUE
     old.begin(1)

@@ -28,7 +28,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
-from delaywheel.transactional import TRANSACTION_TIMEOUT_MS
+from delaywheel.transactional import LEADER_TIMEOUT_MS
 from delaywheel_replica.cleaner.outside.ports import Record
 from sim.kafka.faults import KafkaFaults, draw_us
 from sim.kafka.log import Entry, Partition, Transaction
@@ -114,7 +114,7 @@ class SimKafka:
         topics: Mapping[str, int],
         *,
         faults: KafkaFaults | None = None,
-        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        transaction_timeout_ms: int = LEADER_TIMEOUT_MS,
     ) -> None:
         """Begins with empty topics.
 

@@ -37,10 +37,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.transactional import (
+    LEADER_TIMEOUT_MS,
     MIN_INSYNC,
     MOST_TIMEOUT_ADVICE,
     MOST_TIMEOUT_SETTING,
-    TRANSACTION_TIMEOUT_MS,
     is_moving,
     least_in_sync,
 )
@@ -233,7 +233,7 @@ def broker_objection(broker: str, config: Mapping[str, Any]) -> str | None:
     if entry.value != "true":
         return f"broker {broker} has {VERIFICATION}={entry.value}: set it to true"
     most_ms = config.get(MOST_TIMEOUT_SETTING)
-    if most_ms is not None and int(most_ms.value) < TRANSACTION_TIMEOUT_MS:
+    if most_ms is not None and int(most_ms.value) < LEADER_TIMEOUT_MS:
         text = f"broker {broker} has {MOST_TIMEOUT_SETTING}={most_ms.value}"
         return f"{text}: {MOST_TIMEOUT_ADVICE}"
     return None

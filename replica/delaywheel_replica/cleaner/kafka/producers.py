@@ -29,7 +29,8 @@ come: after its time it goes on until none has come for `ANSWER_MS`. A candidacy
 next leader begin with the same records. Nor does a flush, or a commit, end while Kafka answers
 questions: a broker that leaves has its partitions and coordinators moved, for seconds where brokers
 are busy, and no other node would fare better. What went to a partition that takes nothing is given
-up, since that may last.
+up, since that may last. So does a transaction outlast a broker that was killed, until Kafka has
+missed it (`MissedBrokers`).
 
 Where Kafka throttles, it answers and then takes nothing for the time that it says
 (core/protocol/producer_quota.py): no record is handed over before that time has passed, so that
@@ -47,7 +48,14 @@ from typing import Protocol
 from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
 from confluent_kafka.admin import AdminClient
 
-from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are, words_of
+from delaywheel.kafka_admin import MissedBrokers
+from delaywheel.transactional import (
+    LEADER_TIMEOUT_MS,
+    MAX_CALL_MS,
+    TRANSACTION_TIMEOUT_MS,
+    fatal_errors_as_they_are,
+    words_of,
+)
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import (
     ANSWER_MS,
@@ -98,6 +106,11 @@ MOVES_S = 5.0
 moves of partitions take less, and what a silent topic holds up should not wait longer. One of our
 records alone waits for as long as it may: there is no such topic to be found."""
 
+MISSED_S = 18.0
+"""The same, with messages or without, where a broker is away and Kafka has not missed it yet: for
+its session of 9 s, and on busy machines some seconds more. Its copies count as in sync meanwhile,
+so what has any there is answered to nobody. Below the brokers' own abort, `LEADER_TIMEOUT_MS`."""
+
 ASK_S = 0.5
 """After so long without one Kafka is asked a question."""
 
@@ -122,6 +135,9 @@ class Questions(Protocol):
 
     def answers(self) -> bool:
         """Whether Kafka answers a question about the control topic, within `ANSWER_S`."""
+
+    def misses_broker(self) -> bool:
+        """Whether, as of the last answer, Kafka believes a broker to live that is away."""
 
 
 class _Throttle:
@@ -171,7 +187,11 @@ class TransactionalProducer:
         backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
         self._backoff_ms = max(backoff_ms, least_backoff_ms)
         own = settings.producer(
-            transactional_id, backoff_ms=self._backoff_ms, purpose=purpose, log_level=log_level
+            transactional_id,
+            backoff_ms=self._backoff_ms,
+            timeout_ms=TRANSACTION_TIMEOUT_MS if questions is None else LEADER_TIMEOUT_MS,
+            purpose=purpose,
+            log_level=log_level,
         )
         self._throttle = _Throttle()
         self._producer = Producer({**own, "throttle_cb": self._throttle.note}, logger=LOGGER)
@@ -182,7 +202,9 @@ class TransactionalProducer:
         # It is to be aborted although every record was taken: only the abort may be repeated.
         self._is_answered = False
         self._has_messages = False
-        self._began_s = self._latest_s = 0.0
+        # A broker was away during the transaction, and Kafka had not missed it.
+        self._outlasts = False
+        self._began_s = 0.0
         # Read by another thread, so it is only set.
         self.answered_ms: int | None = None
 
@@ -214,9 +236,8 @@ class TransactionalProducer:
     def begin(self) -> None:
         """Opens a transaction."""
         self._failed, self._abortable, self.answered_ms = None, False, None
-        self._is_answered = self._has_messages = False
+        self._is_answered = self._has_messages = self._outlasts = False
         self._began_s = time.monotonic()
-        self._latest_s = self._began_s + MAX_CALL_MS / 1000
         try:
             self._producer.begin_transaction()
         except KafkaException as exception:
@@ -253,7 +274,7 @@ class TransactionalProducer:
     def flush(self, timeout_ms: int) -> bool:
         """Waits for the brokers to answer every record; returns whether all answers came.
 
-        Waits longer while answers come, but for `MAX_CALL_MS` of the transaction at most.
+        Waits longer while answers come, or Kafka answers questions: see `_latest_s`.
         """
         if self.failed:
             return False
@@ -299,14 +320,26 @@ class TransactionalProducer:
                 if self._is_untaken():
                     self._answered(now_s)
                     return unanswered
-                if self._questions is not None and self._questions.answers():
-                    latest_s = self._began_s + MOVES_S if self._has_messages else self._latest_s
-                    until_s = max(until_s, self._answered(latest_s))
+                until_s = max(until_s, self._asked(has_messages=self._has_messages))
                 now_s = time.monotonic()
                 ask_s = now_s + ASK_S
             if not unanswered or now_s >= until_s:
                 return unanswered
             before = unanswered
+
+    @property
+    def _latest_s(self) -> float:
+        """Until when the transaction may wait for Kafka."""
+        return self._began_s + (MISSED_S if self._outlasts else MAX_CALL_MS / 1000)
+
+    def _asked(self, *, has_messages: bool = False) -> float:
+        """Asks Kafka a question; returns until when its answer lets the transaction wait."""
+        questions = self._questions
+        if questions is None or not questions.answers():
+            return 0.0
+        self._outlasts |= questions.misses_broker()
+        is_short = has_messages and not self._outlasts
+        return self._answered(self._began_s + MOVES_S if is_short else self._latest_s)
 
     def _answered(self, latest_s: float) -> float:
         """Notes that Kafka has answered; returns until when that lets the transaction wait."""
@@ -425,8 +458,8 @@ class TransactionalProducer:
                 self._producer.commit_transaction(max(0.0, min(ASK_S, until_s - time.monotonic())))
             except KafkaException as exception:
                 is_late = error_of(exception).code() == KafkaError._TIMED_OUT
-                if is_late and self._questions is not None and self._questions.answers():
-                    until_s = max(until_s, self._answered(self._latest_s))
+                if is_late:
+                    until_s = max(until_s, self._asked())
                 if not is_late or time.monotonic() >= until_s:
                     raise
             else:
@@ -448,6 +481,7 @@ class LeaderProducers:
         self.is_untaken: Callable[[], bool] = lambda: False
         self.alone: int | None = None
         self._admin = AdminClient(settings.admin(), logger=LOGGER)
+        self._missed = MissedBrokers()
         self._producers: dict[int, TransactionalProducer] = {}
         self._guard = threading.Lock()
         self._is_destroyed = False
@@ -513,7 +547,12 @@ class LeaderProducers:
             found = self._admin.list_topics(control, timeout=ANSWER_S)
         except KafkaException:
             return False
+        self._missed.note(found.brokers)
         return found.topics[control].error is None
+
+    def misses_broker(self) -> bool:
+        """Whether, as of the last answer, Kafka believes a broker to live that is away."""
+        return self._missed.look()
 
     def begin(self, number: int) -> None:
         """Opens a transaction."""

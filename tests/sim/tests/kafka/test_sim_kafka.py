@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delaywheel.transactional import LEADER_TIMEOUT_MS
 from delaywheel_replica.cleaner.outside.ports import Record
 from sim.kafka.brokers import Code, SimKafka
 from sim.kafka.faults import KafkaFaults
@@ -198,7 +199,7 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(
 ) -> None:
     epoch = brokers.init()
     brokers.produce(epoch, b"1")
-    brokers.settle(9.0)
+    brokers.settle(LEADER_TIMEOUT_MS / 1000 - 1)
     assert brokers.kafka.ongoing()[0].committed is None
     brokers.settle(2.0)
     assert not brokers.kafka.ongoing()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from confluent_kafka import (
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
     AclOperation,
     AdminClient,
-    BrokerMetadata,
     ClusterMetadata,
     ConfigResource,
     OffsetSpec,
@@ -37,11 +35,11 @@ from delaywheel.consumer.port import (
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
+from delaywheel.kafka_admin import takes_connection
 from delaywheel.transactional import MIN_INSYNC
 
 ASK_S = 5.0
 TOPICS_S = 30.0
-CONNECT_S = 1.0
 TRANSACTIONS = "__transaction_state"
 NEW_TOPIC_S = 1.0
 """How long a broker may need to hear of a topic that another one knows."""
@@ -132,22 +130,12 @@ def _without_leader(
     """Returns the partitions of a topic whose leader is not there.
 
     Kafka names a broker that was killed until its session has ended, 9 s later. That it takes no
-    connection is known at once, or after `CONNECT_S` if its machine is away: brokers that were
+    connection is known at once, or after a second if its machine is away: brokers that were
     tried before are in `are_there`.
     """
     for leader in {one.leader for one in topic.partitions.values()} - are_there.keys():
-        are_there[leader] = _is_there(seen.brokers.get(leader))
+        are_there[leader] = takes_connection(seen.brokers.get(leader))
     return {number for number, one in topic.partitions.items() if not are_there[one.leader]}
-
-
-def _is_there(broker: BrokerMetadata | None) -> bool:
-    if broker is None:
-        return False
-    try:
-        socket.create_connection((broker.host, broker.port), CONNECT_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def _hash(text: str) -> int:

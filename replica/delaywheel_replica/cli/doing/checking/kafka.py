@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
     OffsetSpec,
 )
 
-from delaywheel.transactional import MOST_TIMEOUT_ADVICE, is_timeout_refused
+from delaywheel.transactional import LEADER_TIMEOUT_MS, MOST_TIMEOUT_ADVICE, is_timeout_refused
 from delaywheel_replica.cleaner.kafka.brokers import (
     ANSWER_S,
     UNREADABLE_ADVICE,
@@ -209,7 +209,8 @@ def _transactional_id(settings: KafkaSettings) -> CheckedItem:
     prefix = f"delaywheel-{settings.names.cluster_id}-"
     what = "transactional ids"
     own = settings.names.check_id
-    producer = Producer(settings.producer(own, purpose="check"), logger=_SILENT)
+    wanted = settings.producer(own, purpose="check", timeout_ms=LEADER_TIMEOUT_MS)
+    producer = Producer(wanted, logger=_SILENT)
     try:
         producer.init_transactions(CALL_S)
     except KafkaException as exception:
