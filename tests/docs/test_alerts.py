@@ -16,6 +16,7 @@ from delaywheel_replica.judging.sections import Section, of_kafka, of_refusal
 from delaywheel_replica.server.metrics.catalogue import METRICS
 from delaywheel_replica.server.metrics.metric import MetricType
 from delaywheel_trace.job.health import IndexHealth
+from support.process.passed import skip_what_has_passed
 from support.process.promtool import find_promtool
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -151,13 +152,16 @@ def test_every_rule_is_seen_to_come() -> None:
 
 @pytest.mark.parametrize("command", ["check rules alerts.yaml", "test rules alerts.test.yaml"])
 def test_promtool_takes_them(command: str) -> None:
+    passed = skip_what_has_passed(f"promtool-{command.split(maxsplit=1)[0]}", RULES, TESTS)
     done = subprocess.run(
         [find_promtool(), *command.split()], cwd=DOCS, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    passed.touch()
 
 
 def test_promtool_finds_an_alert_that_does_not_come(tmp_path: Path) -> None:
+    passed = skip_what_has_passed("promtool-finds", RULES, TESTS)
     (tmp_path / "alerts.yaml").write_text(RULES.replace("delaywheel_ready) < 1", "up) < 1"))
     # The other groups say nothing of this rule, and take promtool two seconds.
     head, *groups = re.split(r"^(?=  - name: )", TESTS, flags=re.MULTILINE)
@@ -167,6 +171,7 @@ def test_promtool_finds_an_alert_that_does_not_come(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "DelaywheelTakesNoMessages" in done.stdout + done.stderr
+    passed.touch()
 
 
 def test_the_three_nodes_to_copy_can_run(tmp_path: Path) -> None:

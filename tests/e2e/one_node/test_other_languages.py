@@ -9,7 +9,6 @@ on this machine before is left to the night. What a node answers, the other clie
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from local.loopback.kafka_jars import cache_folder
-from support.process.night import NIGHT
+from support.process.passed import skip_what_has_passed
 from support.services.service import Service, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -49,10 +48,9 @@ def kept_by_maven(cache: Path) -> dict[str, str]:
     return {"MAVEN_OPTS": f"-Dmaven.repo.local={cache / 'maven'}"}
 
 
-def what_it_is_built_of(heading: str) -> str:
+def what_it_is_built_of(heading: str) -> list[str]:
     protocol = sorted((ROOT / "proto").rglob("*.proto"))
-    parts = [commands_under(heading).encode(), *(path.read_bytes() for path in protocol)]
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    return [commands_under(heading), *(path.read_text(encoding="utf-8") for path in protocol)]
 
 
 @pytest.mark.parametrize(
@@ -69,9 +67,7 @@ def test_a_client_in_another_language(
 ) -> None:
     if shutil.which(needed) is None:
         pytest.skip(f"{needed} is not installed: the {heading} client cannot be built")
-    passed = cache_folder() / f"client-{needed}-{what_it_is_built_of(heading)}"
-    if passed.exists() and not NIGHT:
-        pytest.skip("it has passed, and nothing that it is built of has changed")
+    passed = skip_what_has_passed(f"client-{needed}", *what_it_is_built_of(heading))
     environment = {**os.environ, **kept(cache_folder()), "DELAYWHEEL": str(ROOT)}
 
     def run() -> subprocess.CompletedProcess[str] | None:
