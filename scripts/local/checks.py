@@ -47,7 +47,15 @@ SCRIPTS = ("tests/scripts/test_chaos_whole.py", "tests/scripts/test_demo_whole.p
 BROKERS = "tests/brokers"
 """These stop brokers of three that they share."""
 EACH_AWAY = f"{BROKERS}/test_each_away.py"
-"""With `--kafka` alone: it starts brokers five times, and all kinds of clients wait for them."""
+"""At night alone: it starts brokers five times, and all kinds of clients wait for them."""
+OTHER_KAFKAS = ("3.6.2", "4.4.0")
+"""The oldest and the newest release that docs/KAFKA.md names."""
+AT_NIGHT = {
+    "DELAYWHEEL_HYPOTHESIS": "long",
+    "DELAYWHEEL_FUZZ_MINUTES": "10",
+    "PYTEST_ADDOPTS": "-o timeout=7200",
+}
+"""What tests look at, and how long one may take that tries thousands of examples."""
 INDEX = "tests/trace/index"
 SPARK = ("tests/audit", INDEX)
 """Many of these need Spark: it is started once, for these."""
@@ -143,6 +151,24 @@ def queues(*, fast: bool, listeners: Sequence[str]) -> list[Queue]:
         Queue(2, (*_text(), *_computing(" and not slow" if fast else ""))),
         Queue(4, _waiting(" and not slow" if fast else "", listeners, fast=fast)),
     ]
+
+
+def long_steps() -> tuple[Step, ...]:
+    """Returns what only a night has: a list of all commands that take long."""
+    sim = ("nice", "-n", "5", sys.executable, "-m", "local.sim", "--jobs", "1")
+    kafkas = (
+        Step(f"pytest {release}", ("env", f"{VERSION_VARIABLE}={release}", *_PYTEST, BROKERS))
+        for release in OTHER_KAFKAS
+    )
+    return (
+        Step("pytest each away", (*_PYTEST, EACH_AWAY)),
+        *kafkas,
+        Step("upgrade", (sys.executable, "-m", "local.upgrading.run")),
+        Step("models", (*sim, "--models")),
+        Step("drills", (*sim, "--drills", "--seeds", "2..4")),
+        Step("seeds", (*sim, "--seeds", "1..500")),
+        Step("mutants", (*sim, "--mutants", "--minutes", "120")),
+    )
 
 
 def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tuple[Step, ...]:
@@ -351,6 +377,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/test", description="Run all checks and tests.")
     parser.add_argument("--fast", action="store_true", help="leave out what needs minutes")
     parser.add_argument(
+        "--night", action="store_true", help="all of it at its full length, and what else is long"
+    )
+    parser.add_argument(
         "--kafka", metavar="VERSION", help="the tests of three brokers alone, of this release"
     )
     parser.add_argument("--environment-seconds", type=float, default=0, help=argparse.SUPPRESS)
@@ -360,9 +389,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.kafka:
         release = {VERSION_VARIABLE: options.kafka}
         return subprocess.call((*_PYTEST, BROKERS), cwd=ROOT, env=os.environ | release)
+    if options.night:
+        os.environ.update(AT_NIGHT)
     children_cpu_s, began_s = _children_cpu_s(), time.monotonic()
     with SharedBroker(SHARING) as broker:
         wanted = queues(fast=options.fast, listeners=broker.listeners)
+        wanted += [Queue(1, long_steps())] if options.night else []
         left = [deque(queue.steps) for queue in wanted]
         running = [
             Lane(began_s, own, *(other for other in left if other is not own))

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ import pytest
 
 from delaywheel_replica.config_sources import load_config
 from local import checks
-from local.checks import Queue, Step, main, queues
+from local.checks import Queue, Step, long_steps, main, queues
 from local.loopback import child
 from local.loopback.kafka import JVM_VARIABLE
 from local.loopback.kafka_jars import VERSION_VARIABLE
@@ -299,6 +300,29 @@ def test_steps_of_the_project() -> None:
     ]
 
 
+def test_a_night_has_all_steps_at_their_length_and_what_else_is_long(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    says = "import os; print(os.environ.get('DELAYWHEEL_HYPOTHESIS'))"
+    monkeypatch.setattr(checks, "queues", lambda **_: [Queue(1, (Step("short", python(says)),))])
+    monkeypatch.setattr(checks, "long_steps", lambda: (Step("more", python(says)),))
+    for name in checks.AT_NIGHT:
+        monkeypatch.setenv(name, "")  # as it was, afterwards
+    assert main(["--night"]) == 0
+    assert {"short | long", "more | long"} <= set(capfd.readouterr().out.splitlines())
+
+
+def test_long_steps_name_what_there_is() -> None:
+    """Their options are taken, and their tests are there: nobody looks at them by day."""
+    for step in long_steps():
+        words = step.command[step.command.index("-m") + 1 :]
+        if words[0] == "pytest":
+            assert files_below(words[-1])
+            continue
+        module = import_module(words[0])
+        module.argument_parser().parse_args(words[1:])
+
+
 def test_steps_that_share_the_broker_have_their_own_listeners() -> None:
     _, waiting = queues(fast=False, listeners=LISTENERS)
     used = [step.command[1].partition("=")[2] for step in waiting.steps if "env" in step.command]
@@ -327,7 +351,7 @@ def test_every_test_is_in_one_step(asked: str) -> None:
     assert set(times.values()) == {1}
     left_out = files_below("tests") - times.keys()
     if asked == "(kafka or spark)":
-        left_out -= files_below(checks.EACH_AWAY)  # it is run by `--kafka` alone
+        left_out -= files_below(checks.EACH_AWAY)  # a night's
     if asked == "not kafka and not spark":
         assert not left_out
     marked = re.compile(r"mark\.(kafka|spark)")
