@@ -50,7 +50,7 @@ set_hypothesis_home_dir(cache_folder() / "hypothesis")
 settings.register_profile(
     "short",
     deadline=None,
-    max_examples=20,
+    max_examples=10,
     report_multiple_bugs=False,
     phases=[phase for phase in Phase if phase is not Phase.explain],
     print_blob=True,

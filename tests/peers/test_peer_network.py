@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
@@ -104,7 +104,6 @@ def test_every_kind_of_message_arrives(pair: tuple[Site, Site]) -> None:
     assert by_kind(other.from_("n1")) == by_kind(ALL)
 
 
-@settings(max_examples=20)
 @given(st.lists(st.sampled_from([Vote, Refused, Fetch, Applied]), max_size=200))
 def test_each_stream_keeps_its_order(pair: tuple[Site, Site], kinds: list[type]) -> None:
     one, other = pair

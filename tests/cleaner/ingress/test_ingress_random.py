@@ -12,6 +12,7 @@ from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.ingress_site import NAMES, TOPIC, Site, asked
 from support.due.wheels import wheels_in_memory
+from support.process.night import NIGHT
 
 ENDS = [TransactionState.COMMITTED] * 6 + [TransactionState.ABORTED, TransactionState.UNKNOWN]
 ANSWERS = [RecordAnswer.HELD] * 4 + [RecordAnswer.UNKNOWN, RecordAnswer.NOT_NOW]
@@ -91,7 +92,7 @@ class Story:
         self._site.lead(self._chance.choice("ab"))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(60 if NIGHT else 12))
 def test_each_record_has_one_fate(seed: int) -> None:
     with wheels_in_memory() as wheels:
         site = Site(wheels)

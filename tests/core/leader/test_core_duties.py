@@ -35,6 +35,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress, first_
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
+from support.process.night import NIGHT
 
 A1, A2, A3 = WheelId("a", 1), WheelId("a", 2), WheelId("a", 3)
 ALONE = Cluster(nodes=("a",), min_insync=1, late_window_s=120)
@@ -643,7 +644,7 @@ class Life:
         self.gone |= found.unregistered
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(40 if NIGHT else 8))
 def test_a_nodes_whole_life(seed: int) -> None:
     life = Life(seed)
     life.live(1_000)

@@ -26,6 +26,7 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.seal import Seal
 from delaywheel_replica.core.protocol.status_files import FloorWait
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.process.night import NIGHT
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
 LATE_S = 3
@@ -148,7 +149,7 @@ def test_nothing_below_the_floor_is_unfinished_and_nothing_comes() -> None:
     assert moved > 200
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(50 if NIGHT else 10))
 def test_in_the_end_the_floor_gets_where_time_lets_it(seed: int) -> None:
     world = World()
     walk(world, Random(seed), 100)

@@ -331,7 +331,7 @@ _rows = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(rows=_rows, recorded=st.booleans(), is_damaged=st.booleans())
 def test_what_is_found_as_columns_is_what_a_look_for_each_finds(
     rows: list[tuple[str, WheelId, int, int]], *, recorded: bool, is_damaged: bool

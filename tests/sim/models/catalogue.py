@@ -28,11 +28,12 @@ WHEELS = [
     *[WheelModel(2, w, frames=2, crashes=1) for w in (1, 2)],
     *[WheelModel(3, w, crashes=1) for w in (1, 2, 3)],
     *[WheelModel(3, w, replacements=0) for w in (1, 2, 3)],
-    *[WheelModel(3, w, frames=2, crashes=1, replacements=0) for w in (1, 2, 3)],
-    *[WheelModel(4, w, crashes=1, replacements=0) for w in (1, 2, 3, 4)],
-    *[WheelModel(4, w, crashes=0) for w in (1, 2, 3, 4)],
+    WheelModel(4, 3, crashes=0),
 ]
 LARGER_WHEELS = [
+    *[WheelModel(3, w, frames=2, crashes=1, replacements=0) for w in (1, 2, 3)],
+    *[WheelModel(4, w, crashes=1, replacements=0) for w in (1, 2, 3, 4)],
+    *[WheelModel(4, w, crashes=0) for w in (1, 2, 4)],
     *[WheelModel(2, w, frames=2) for w in (1, 2)],
     *[WheelModel(3, w) for w in (1, 2, 3)],
     WheelModel(3, 2, frames=2, replacements=0),
@@ -40,13 +41,17 @@ LARGER_WHEELS = [
     *[WheelModel(5, w, crashes=1, replacements=0) for w in (1, 2, 3, 4, 5)],
 ]
 TERMS = [
-    # Every fault that test_sim_model_term.py makes is found within these bounds, or smaller ones.
+    # Every fault that a push makes in test_sim_model_term.py is found within these bounds.
     TermModel(candidacies=2, transactions=2, late=1),
-    TermModel(candidacies=3, late=0),
+    TermModel(candidacies=3, transactions=2, late=0),
     TermModel(candidacies=1, transactions=2, late=1, renewals=1),
-    TermModel(candidacies=2, transactions=2, late=0, renewals=1),
+    TermModel(candidacies=2, transactions=1, late=0, renewals=1),
+    TermModel(candidacies=2, transactions=2, late=0, held=2),
 ]
 LARGER_TERMS = [
+    TermModel(candidacies=3, late=0),
+    TermModel(candidacies=2, transactions=2, late=0, renewals=1),
+    TermModel(candidacies=3, transactions=2, late=0, held=1),
     TermModel(candidacies=2, late=3),
     TermModel(candidacies=3, transactions=2, late=1),
     TermModel(candidacies=3),

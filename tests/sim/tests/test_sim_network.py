@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.machine.network import HELD, PATIENCE_US, Network, Quality
@@ -70,7 +70,6 @@ def test_a_message_takes_its_time(steady: Party) -> None:
 
 
 @given(st.integers(0, 500), st.integers(0, 5_000))
-@settings(deadline=None, max_examples=20)
 def test_messages_keep_their_order(delay_us: int, jitter_us: int) -> None:
     party = Party(Quality(delay_us=delay_us, jitter_us=jitter_us))
     party.send("a", "b", *range(50))

@@ -25,6 +25,7 @@ print(run_seed(Choice(profile=sys.argv[1]), int(sys.argv[2])).digest)
 
 SHORT = (9, 27, 59)
 """Seeds with the shortest plans of the first 60, and three nodes, in nearly every profile."""
+SEEDS = dict(zip(sorted(PROFILES), cycle(SHORT), strict=False)) | {"brokers": 59}
 
 
 @cache
@@ -33,10 +34,8 @@ def outcome_of(profile: str, seed: int) -> Outcome:
     return run_seed(Choice(profile=profile), seed)
 
 
-@pytest.mark.parametrize(
-    ("seed", "profile"), list(zip(cycle(SHORT), sorted(PROFILES), strict=False))
-)
-def test_all_checks_hold(seed: int, profile: str) -> None:
+@pytest.mark.parametrize(("profile", "seed"), SEEDS.items())
+def test_all_checks_hold(profile: str, seed: int) -> None:
     outcome = outcome_of(profile, seed)
     assert not outcome.violations, outcome.command
     assert outcome.delivered

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel_trace.index.events import IDENTITY
@@ -78,7 +78,6 @@ QUESTION = (
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(BATCHES, EARLIER, QUESTION, st.booleans())
 def test_a_search_finds_what_a_scan_finds(
     batches: list[list[Event]],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.storage.folder import status_file as row
@@ -112,7 +112,6 @@ def test_a_writer_that_dies_while_it_grows_leaves_the_last_document(tmp_path: Pa
     assert RowReader(path, dict).read() == {"text": "x" * HALF_LENGTH_BYTES}
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     documents=st.lists(st.dictionaries(st.text(max_size=5), st.integers()), min_size=2, max_size=4),
     data=st.data(),

@@ -29,6 +29,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
 )
 from sim.models.catalogue import TERMS, exhausted, name_of
 from sim.models.term import IDS, Kafka, State, TermModel, _seen
+from support.process.night import at_night
 
 
 @pytest.mark.parametrize("model", TERMS, ids=name_of)
@@ -88,6 +89,7 @@ def test_going_on_in_the_epoch_of_what_was_not_answered_is_found() -> None:
     assert found.wrong == "message 1 is visible after message 1"
 
 
+@at_night  # the fault is found within a push's bounds
 def test_going_on_with_an_id_before_another_has_vouched_for_it_is_found() -> None:
     """A new leader has committed, and its predecessor inits that id once more."""
 
@@ -96,7 +98,7 @@ def test_going_on_with_an_id_before_another_has_vouched_for_it_is_found() -> Non
         return self._with(number, IdState.SOUND if is_ready else IdState.ABANDONED)
 
     with patch.object(IdTurns, "renewed", at_once):
-        found = exhausted(TermModel(transactions=2, candidacies=2, late=0, renewals=1)).found
+        found = exhausted(TermModel(candidacies=2, transactions=1, late=0, renewals=1)).found
     assert found.wrong == "message 1 is visible after message 1"
 
 
@@ -111,6 +113,7 @@ def test_doing_without_an_id_that_nobody_has_left_out_is_found() -> None:
     assert found.wrong is not None
 
 
+@at_night  # the same
 def test_going_on_with_an_id_that_was_left_out_is_found() -> None:
     def still_sound(self: IdTurns, number: int) -> IdTurns:
         return replace(self, abandoned=self.abandoned | {number})
@@ -120,6 +123,7 @@ def test_going_on_with_an_id_that_was_left_out_is_found() -> None:
     assert found.wrong is not None
 
 
+@at_night  # a push looks at the way of the next but one alone
 def test_doing_without_an_id_that_another_has_marked_since_is_found() -> None:
     """The process has led before, but not last: who leads goes on with that id."""
 
