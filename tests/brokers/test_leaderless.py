@@ -13,6 +13,7 @@ from delaywheel.ingress import ingress_topic
 from delaywheel.kafka_admin import KafkaAdmin
 from local.loopback.brokers import Brokers
 from support.kafka.read_committed import create_topic, read_all
+from support.process.night import at_night
 from support.services.service import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -107,6 +108,7 @@ def test_a_partition_without_leader_holds_up_who_writes_there_alone(
     brokers.wait_until_in_sync()
 
 
+@at_night  # tests/consumer/driven/test_positions.py has the rule, with a Kafka that is not there
 def test_a_partition_without_leader_is_begun_with_later(brokers: Brokers, cluster_id: str) -> None:
     """Where it ends nobody says; the others are begun with, and it once there is a leader."""
     topic, seen = f"split-{cluster_id}", list[bytes | None]()

@@ -1,6 +1,6 @@
-"""A node's disk is exchanged, then the leader is killed; at night each of them in turn.
+"""Each node's disk is exchanged, then each node is killed, in turn.
 
-A push has exchanges in turn as a drill of the simulation (exchanged_in_turn).
+A night's: a push has a disk that is lost (test_replaced_node.py), and drills of the simulation.
 
 Messages are sent all the time, some due at once and some for later. Between the exchanges the
 operator waits for what RUNBOOK says: no messages on one node only. The first node is lost before it
@@ -26,11 +26,11 @@ from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader, create_topic
-from support.process.night import NIGHT
+from support.process.night import at_night
 from support.services.load import Load, assert_arrived
 from support.services.trio import Trio, row, run_cli, send, stub_of
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1_200)]
+pytestmark = [at_night, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 MESSAGES = 40
 LATER_S = 3_600
@@ -59,11 +59,10 @@ def test_disks_are_exchanged_and_nothing_is_lost_or_waits(
             exchange(trio, first)
             trio.wait("its rows are in the ledger", lambda: set(ids) <= entered(books, wheel))
             assert_gapless(books, wheel)
-            for node in (leader, other) if NIGHT else ():
+            for node in (leader, other):
                 exchange(trio, node)
                 load.wait_for_more()
-            killed = trio.nodes if NIGHT else [trio.leader()]
-            for node in killed:
+            for node in trio.nodes:
                 others = trio.others(node)
                 trio.kill(node)
                 trio.wait("another one forwards", lambda: forwards(others[0]))  # noqa: B023
@@ -76,7 +75,7 @@ def test_disks_are_exchanged_and_nothing_is_lost_or_waits(
                 trio.wait_in_sync()
         assert not load.errors
         with CommittedReader(kafka.address, topic) as reader:
-            reader.wait_for(len(killed), timeout_s=60)
+            reader.wait_for(len(trio.nodes), timeout_s=60)
             assert {m.value() for m in reader.read_to_end()} == {b"now"}
         with CommittedReader(kafka.address, busy) as reader:
             assert_arrived(reader, load.acknowledged)

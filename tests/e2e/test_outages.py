@@ -18,11 +18,13 @@ from local.loopback.cluster import described
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
+from support.process.night import at_night
 from support.services.service import Service, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
+@at_night  # a minute of waiting; a drill cuts leaders off for as long (without_kafka)
 def test_kafka_away_for_longer_than_a_transaction_lasts(
     kafka: KafkaBroker, tmp_path: Path, cluster_id: str
 ) -> None:

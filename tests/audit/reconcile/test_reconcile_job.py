@@ -23,6 +23,7 @@ from delaywheel_audit.sources.inputs import KafkaPlace
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.books import make
 from local.loopback.kafka import KafkaBroker
+from support.process.night import at_night
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -135,6 +136,11 @@ def test_a_ledger_without_files_of_the_time_proves_nothing(
     with pytest.raises(CouldNotRun, match="LEDGER_UNREADABLE"):
         run(spark, replace(options, ledger=str(file)))
 
+
+@at_night  # what a ledger has all of is a case of test_reconcile_cases.py
+def test_a_ledger_whose_first_file_is_gone_proves_nothing_of_before(
+    spark: SparkSession, options: Options, tmp_path: Path
+) -> None:
     day_ms = 86_400_000
     began_ms = int(time.time() * 1000)
     before = replace(

@@ -3,9 +3,12 @@
 Some records go to consumers that fail by a plan, and whose retries are records of the ingress topic
 again: each history must be exactly its plan's. Meanwhile other messages are sent to a node, and
 rescheduled, or cancelled in groups: none of them is at both dues, and none at neither. In the end
-nothing is left behind, and at night the books show the same (a push has books of a run with a kill
-in test_demo_whole.py). As many records as `DELAYWHEEL_STORM_RECORDS` says; the figures are printed
-(`pytest -s`).
+nothing is left behind, and the books show the same. As many records as `DELAYWHEEL_STORM_RECORDS`
+says; the figures are printed (`pytest -s`).
+
+A night's. A push kills each of them by itself: consumers (tests/consumer/test_killed_consumers.py),
+nodes and their processes under load (tests/e2e/one_node/test_exactly_once.py), leaders, a broker of
+three; and the demo compares a run's messages across a kill.
 """
 
 from __future__ import annotations
@@ -36,13 +39,13 @@ from local.loopback.node import PROCESSES, Node, send_signal
 from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
-from support.process.night import NIGHT
+from support.process.night import at_night
 from support.services.changing import Changing
 from support.services.ingress import IngressLoad, faults_of
 from support.services.service import wait_until
 from support.services.trio import seen_by
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [at_night, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RECORDS = int(os.environ.get("DELAYWHEEL_STORM_RECORDS", "1400"))
 SEED = int(os.environ.get("DELAYWHEEL_STORM_SEED", "12"))
@@ -194,7 +197,7 @@ class Work:
 
 
 def test_everything_is_killed_at_random(
-    cluster: LocalCluster, broker: KafkaBroker, tmp_path: Path, request: pytest.FixtureRequest
+    cluster: LocalCluster, broker: KafkaBroker, tmp_path: Path, spark: SparkSession
 ) -> None:
     create_topic(broker.address, "orders", partitions=PARTITIONS)
     create_topic(broker.address, CHANGES)
@@ -209,9 +212,7 @@ def test_everything_is_killed_at_random(
     with CommittedReader(broker.address, CHANGES) as reader:
         changing.assert_true(reader)
     print(json.dumps(figures))  # noqa: T201 - what was asked for
-    if not NIGHT:
-        return
-    books = reconciled(broker, tmp_path, request.getfixturevalue("spark"))
+    books = reconciled(broker, tmp_path, spark)
     sent = figures["sent"] + figures["work"] + figures["retries"]
     assert (books["findings"], books["acknowledged"]) == ({}, sent), figures
     assert books["forwarded"] == sent

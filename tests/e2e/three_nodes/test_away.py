@@ -14,6 +14,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
+from support.process.night import at_night
 from support.services.trio import Trio, row, seen_by, send, send_once, slot_file, stub_of
 
 pytestmark = pytest.mark.kafka
@@ -54,7 +55,14 @@ def refusal(node: Node, topic: str) -> str:
     return str(answer.results[0].error.reason)
 
 
-@pytest.mark.parametrize("is_long", [False, True], ids=["shortly", "beyond late window"])
+@pytest.mark.parametrize(
+    "is_long",
+    [
+        pytest.param(False, id="shortly"),
+        # Half a minute of waiting; the drill long_absence is of the same.
+        pytest.param(True, id="beyond late window", marks=at_night),
+    ],
+)
 def test_a_node_that_was_away_catches_up(
     trio: Trio, kafka: KafkaBroker, topic: str, *, is_long: bool
 ) -> None:

@@ -15,6 +15,7 @@ from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.proxy import HeldCommits, KafkaProxy
 from support.kafka.read_committed import CommittedReader
+from support.process.night import NIGHT
 from support.services.load import Load, assert_arrived
 from support.services.trio import TIMEOUT_S, Trio, row, seen_by, send
 
@@ -122,7 +123,7 @@ def test_cancels_race_a_leader_change(proxied: Proxied, kafka: KafkaBroker, topi
     with trio.client() as client, CommittedReader(kafka.address, topic) as reader:
         batch = [
             Message(topic, b"%d" % n, delay=timedelta(seconds=3, milliseconds=60 * n))
-            for n in range(100)
+            for n in range(100 if NIGHT else 40)
         ]
         taken = client.produce_many(batch)
         assert not [result.error for result in taken if result.error]

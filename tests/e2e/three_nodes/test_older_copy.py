@@ -1,4 +1,7 @@
-"""A node whose data folder is put back from a copy that was made while it ran."""
+"""A node whose data folder is put back from a copy that was made while it ran.
+
+A night's: a push has it as drills of the simulation (older_copy, stopped_after_a_replacement).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
+from support.process.night import at_night
 from support.services.trio import Trio, row, run_cli, seen_by, send, send_once
 
-pytestmark = pytest.mark.kafka
+pytestmark = [at_night, pytest.mark.kafka]
 
 EACH = 10
 

@@ -1,8 +1,8 @@
 """The job as users run it, killed by SIGKILL between its steps: each event once, at every moment.
 
-Each start of Spark is some 15 CPU s, so a push has one kill, and a night, which is
-DELAYWHEEL_HYPOTHESIS=long, has twenty. All steps of the merge test_keeping.py interrupts without
-processes.
+A night's, since each start of Spark is some 15 CPU s. A push has every fault between two steps in
+one Spark (test_trace_index_job.py), and each step of the merge interrupted without Spark
+(test_keeping.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from local.loopback.child import start_child
 from local.loopback.kafka import KafkaBroker
 from local.loopback.kafka_jars import find_java
 from support.kafka.told import Told
-from support.process.night import NIGHT
+from support.process.night import at_night
 from support.process.spark import cheap_start
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
+pytestmark = [at_night, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 ROWS = 3
 WITHIN_S = 300
@@ -126,9 +126,8 @@ class Reader:
 
 def kills() -> list[tuple[str, str, int]]:
     """Where the job is killed, run after run."""
-    count = 20 if NIGHT else 1
     chance = random.Random(55)
-    return [(*KINDS[number % len(KINDS)], chance.randint(1, 3)) for number in range(count)]
+    return [(*KINDS[number % len(KINDS)], chance.randint(1, 3)) for number in range(20)]
 
 
 def test_killed_between_its_steps_each_event_is_there_once_at_every_moment(
