@@ -15,9 +15,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
     AdminClient,
     BrokerMetadata,
@@ -31,6 +33,8 @@ _LOOKS: Final = 20
 """So often another one is looked for: each may be named a third of the times."""
 _AVOIDED_S: Final = 10.0
 """So long a broker that does not answer may be named."""
+_FIRST_TRY_S: Final = 1.5
+"""While one is avoided, a question may wait for it all the same: then another is asked so soon."""
 _CONNECT_S: Final = 1.0
 _TRIED_AT_ONCE: Final = 16
 
@@ -80,19 +84,33 @@ class KafkaAdmin(AdminClient):
         Raises:
             Exception: None answers; the error is the client's.
         """
-        self._look(next(iter(topics.topic_names), None), options)
-        return super().describe_topics(topics, **options)
+        ask = partial(super().describe_topics, topics)
+        return self._asked(ask, next(iter(topics.topic_names), None), options)
 
     def describe_configs(self, resources: Any, **options: Any) -> Any:  # type: ignore[override]
         """Likewise; a broker itself is asked for its own."""
         names = (one.name for one in resources if one.restype is ResourceType.TOPIC)
-        self._look(next(names, None), options)
-        return super().describe_configs(resources, **options)
+        return self._asked(partial(super().describe_configs, resources), next(names, None), options)
 
     def create_topics(self, new_topics: Any, **options: Any) -> Any:  # type: ignore[override]
         """Likewise."""
-        self._look(next((one.topic for one in new_topics), None), options)
-        return super().create_topics(new_topics, **options)
+        ask = partial(super().create_topics, new_topics)
+        return self._asked(ask, next((one.topic for one in new_topics), None), options)
+
+    def _asked(self, ask: Callable[..., Any], topic: str | None, options: dict[str, Any]) -> Any:
+        """Asks; again while a broker is avoided: the library may have come to name that one."""
+        self._look(topic, options)
+        timeout_s = options.get("request_timeout", _LOOK_S)
+        until_s = time.monotonic() + timeout_s
+        if topic is None or not self._avoided or time.monotonic() >= self._avoided_until_s:
+            return ask(**options)
+        answers = ask(**options | {"request_timeout": min(_FIRST_TRY_S, timeout_s)})
+        if not any(map(_is_timed_out, answers.values())):
+            return answers
+        self._known_until_s = 0.0
+        self._look(topic, options)
+        left_s = until_s - time.monotonic()
+        return ask(**options | {"request_timeout": max(min(_FIRST_TRY_S, timeout_s), left_s)})
 
     def _look(self, topic: str | None, options: dict[str, Any]) -> None:
         if topic is None or time.monotonic() < self._known_until_s:
@@ -104,6 +122,11 @@ class KafkaAdmin(AdminClient):
             if not is_avoiding or named not in self._avoided:
                 break
         self._known_until_s = time.monotonic() + _KNOWN_S
+
+
+def _is_timed_out(answer: Future[Any]) -> bool:
+    error = answer.exception()
+    return isinstance(error, KafkaException) and error.args[0].code() == KafkaError._TIMED_OUT
 
 
 class MissedBrokers:
