@@ -13,6 +13,8 @@ five starts in a row fail   everything ends, exit code 1: a start has failed if 
                             ready does not count, or whoever can do that could end the node
 exit code 78 of a child     everything ends, exit code 78: a restart would fail in the same way
 a child cannot be started   as if it had ended at once: the machine may be short of something
+the kernel kills a child    it is noted in ``<data>/node.oom``, and `delaywheel status` says it:
+for want of memory          process/memory_kills.py
 the data folder cannot be   exit code 78 if the setting is wrong (no permission, not a folder,
 used                        or read-only); exit code 1 for any other cause: a later start may
                             succeed
@@ -63,6 +65,7 @@ from delaywheel_replica.process.inheritance import (
     SOURCES_VARIABLE,
     STDERR_FD_VARIABLE,
 )
+from delaywheel_replica.process.memory_kills import MemoryKills
 from delaywheel_replica.process.open_files import is_open, open_to_all
 from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
 from delaywheel_replica.process.service_manager import ServiceManager
@@ -209,6 +212,7 @@ class Supervisor:
         self._signals, self._signals_write = socket.socketpair()
         self._log = PlainLog(_settings())
         self._manager = ServiceManager(self._log)
+        self._memory_kills = MemoryKills(data)
         self._outputs = {child.name: ChildOutput(child.name, self._log) for child in self._children}
         self._stderr_fd = os.dup(sys.stderr.fileno())
         self._reload = Reload()
@@ -383,7 +387,8 @@ class Supervisor:
             return
         self._outputs[child.name].pass_on(ended=True)
         lived_s = round(time.monotonic() - child.started_at, 1)
-        self._log.say("process ended", child=child.name, **_worded(code), lived_s=lived_s)
+        said = {**_worded(code), "cause": self._cause_of(child, code), "lived_s": lived_s}
+        self._log.say("process ended", child=child.name, **said)
         if code == EXIT_HOPELESS:
             why = "a restart would fail in the same way"
             self._log.say("node ends", "error", child=child.name, reason=why)
@@ -396,6 +401,14 @@ class Supervisor:
             self._cleaner.start_at = 0.0
         self._start_later(child)
         self._write_run_file()
+
+    def _cause_of(self, child: _Child, code: int) -> str | None:
+        try:
+            if not self._memory_kills.note(child.name, code, int(time.time() * 1000)):
+                return None
+        except OSError as error:
+            self._log.say("file not current", path=error.filename, error=error.strerror or error)
+        return "out of memory: give the node more, see docs/SIZING.md"
 
     def _start_later(self, child: _Child) -> None:
         now = time.monotonic()

@@ -17,7 +17,7 @@ from delaywheel_replica.server.metrics.catalogue import METRICS
 from delaywheel_replica.server.metrics.metric import MetricType
 from delaywheel_trace.job.health import IndexHealth
 from support.process.passed import skip_what_has_passed
-from support.process.promtool import find_promtool
+from support.process.prometheus import find_program
 
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = (DOCS / "alerts.yaml").read_text(encoding="utf-8")
@@ -153,9 +153,8 @@ def test_every_rule_is_seen_to_come() -> None:
 @pytest.mark.parametrize("command", ["check rules alerts.yaml", "test rules alerts.test.yaml"])
 def test_promtool_takes_them(command: str) -> None:
     passed = skip_what_has_passed(f"promtool-{command.split(maxsplit=1)[0]}", RULES, TESTS)
-    done = subprocess.run(
-        [find_promtool(), *command.split()], cwd=DOCS, capture_output=True, text=True, check=False
-    )
+    words = [find_program("promtool"), *command.split()]
+    done = subprocess.run(words, cwd=DOCS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     passed.touch()
 
@@ -167,7 +166,7 @@ def test_promtool_finds_an_alert_that_does_not_come(tmp_path: Path) -> None:
     head, *groups = re.split(r"^(?=  - name: )", TESTS, flags=re.MULTILINE)
     group = next(each for each in groups if "alertname: DelaywheelTakesNoMessages\n" in each)
     (tmp_path / "alerts.test.yaml").write_text(head + group)
-    command = [find_promtool(), "test", "rules", "alerts.test.yaml"]
+    command = [find_program("promtool"), "test", "rules", "alerts.test.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "DelaywheelTakesNoMessages" in done.stdout + done.stderr

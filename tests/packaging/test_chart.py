@@ -17,8 +17,9 @@ import pytest
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_sources import load_config
 from local.release import chart
+from local.release.source import Source
 
-CHART = Path(__file__).parents[2] / "packaging" / "chart"
+ROOT = Path(__file__).parents[2]
 IMAGE = {"DELAYWHEEL_DATA_DIR": "/data"} | {
     f"DELAYWHEEL_{name}": f"0.0.0.0:{port}"
     for name, port in {"LISTEN": 7420, "METRICS_LISTEN": 7422}.items()
@@ -29,26 +30,37 @@ CLOSED = (*ASKED, "tls.secret=shop-tls", "access.secret=shop-access")
 WITH_SECRETS = "/etc/delaywheel/tls/tls.crt"
 
 
-def helm(*values: str, name: str = "shop") -> subprocess.CompletedProcess[str]:
-    program = shutil.which("helm")
-    if program is None:
-        pytest.skip("helm is not installed: go install helm.sh/helm/v3/cmd/helm@v3.22.0")
-    sets = [word for value in values for word in ("--set", value)]
-    return subprocess.run(
-        [program, "template", name, str(CHART), "--namespace", "delay", *sets],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class Helm:
+    """Renders the chart of a release of this tree."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("helm")
+        if program is None:
+            pytest.skip("helm is not installed: go install helm.sh/helm/v3/cmd/helm@v3.22.0")
+        self._program = program
+        self._chart = chart.package(Source(ROOT, "9.8.7", 1), ROOT, folder)
+
+    def run(self, *values: str, name: str = "shop") -> subprocess.CompletedProcess[str]:
+        sets = [word for value in values for word in ("--set", value)]
+        return subprocess.run(
+            [self._program, "template", name, str(self._chart), "--namespace", "delay", *sets],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def rendered(self, *values: str) -> Mapping[str, Any]:
+        """The manifests by kind and name."""
+        yaml: Any = pytest.importorskip("yaml")
+        done = self.run(*values)
+        assert done.returncode == 0, done.stderr
+        documents = filter(None, yaml.safe_load_all(done.stdout))
+        return {f"{one['kind']}/{one['metadata']['name']}": one for one in documents}
 
 
-def rendered(*values: str) -> Mapping[str, Any]:
-    """The manifests by kind and name."""
-    yaml: Any = pytest.importorskip("yaml")
-    done = helm(*values)
-    assert done.returncode == 0, done.stderr
-    documents = filter(None, yaml.safe_load_all(done.stdout))
-    return {f"{one['kind']}/{one['metadata']['name']}": one for one in documents}
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(tmp_path_factory.mktemp("chart"))
 
 
 def config_of(nodes: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> Config:
@@ -72,9 +84,9 @@ def test_the_schema_is_that_of_the_settings() -> None:
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 @pytest.mark.parametrize("values", [OPEN, CLOSED])
 def test_each_pod_is_a_node_of_one_cluster(
-    nodes: int, values: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    nodes: int, values: tuple[str, ...], helm: Helm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stateful = rendered(*values, f"nodes={nodes}")["StatefulSet/shop"]
+    stateful = helm.rendered(*values, f"nodes={nodes}")["StatefulSet/shop"]
     configs = [config_of(stateful, number, monkeypatch) for number in range(nodes)]
     members = configs[0].members
     assert [config.node_id for config in configs] == list(members)
@@ -84,7 +96,7 @@ def test_each_pod_is_a_node_of_one_cluster(
     assert (str(configs[0].tls_cert) == WITH_SECRETS) == (values is CLOSED)
 
 
-def test_any_setting_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_setting_may_be_given(helm: Helm, monkeypatch: pytest.MonkeyPatch) -> None:
     given = (
         "settings.span_seconds=31622400",
         "settings.max_request_bytes=33554432",
@@ -94,7 +106,7 @@ def test_any_setting_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
         "settings.ingress_topics={a,b}",
         r"kafka.settings.security\.protocol=PLAINTEXT",
     )
-    config = config_of(rendered(*OPEN, *given)["StatefulSet/shop"], 0, monkeypatch)
+    config = config_of(helm.rendered(*OPEN, *given)["StatefulSet/shop"], 0, monkeypatch)
     assert (config.span_seconds, config.max_request_bytes) == (31_622_400, 32 << 20)
     assert (config.log_level, config.halves, config.levels) == ("debug", False, {"soon": 250})
     assert config.ingress_topics == ["a", "b"]
@@ -113,21 +125,25 @@ def test_any_setting_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*OPEN, "settings.flush=sometimes"), "flush"),
         ((*OPEN, "settings.listen=0.0.0.0:1"), "listen"),
         ((*OPEN, "settings.min_insync=4"), "settings.min_insync 4: there are 3 nodes"),
-        ((*ASKED, "tls.secret=only"), "settings.insecure: without tls.secret and access.secret"),
+        ((*ASKED, "tls.secret=only"), "settings.insecure: without tls.secret"),
+        ((*ASKED, "certManager.issuer=only"), "and access.secret whoever reaches"),
+        ((*OPEN, "monitoring.rules=yes"), "rules"),
     ],
 )
-def test_what_no_node_takes_is_refused_by_its_name(values: tuple[str, ...], named: str) -> None:
-    done = helm(*values)
+def test_what_no_node_takes_is_refused_by_its_name(
+    values: tuple[str, ...], named: str, helm: Helm
+) -> None:
+    done = helm.run(*values)
     assert done.returncode
     assert named in done.stderr
 
 
-def test_a_release_name_that_makes_no_node_id_is_refused() -> None:
-    assert "29 characters at most" in helm(*OPEN, name="s" * 30).stderr
+def test_a_release_name_that_makes_no_node_id_is_refused(helm: Helm) -> None:
+    assert "29 characters at most" in helm.run(*OPEN, name="s" * 30).stderr
 
 
-def test_what_kubernetes_does_not_let_change_later_is_right_from_the_start() -> None:
-    manifests = rendered(*CLOSED)
+def test_what_kubernetes_does_not_let_change_later_is_right_from_the_start(helm: Helm) -> None:
+    manifests = helm.rendered(*CLOSED)
     spec = manifests["StatefulSet/shop"]["spec"]
     assert spec["podManagementPolicy"] == "Parallel"
     (claim,) = spec["volumeClaimTemplates"]
@@ -136,3 +152,46 @@ def test_what_kubernetes_does_not_let_change_later_is_right_from_the_start() -> 
     assert spec["serviceName"] == "shop-nodes"
     assert manifests["PodDisruptionBudget/shop"]["spec"]["maxUnavailable"] == 1
     assert "subPath" not in str(spec)
+
+
+def test_cert_manager_makes_what_the_nodes_read_for_the_names_that_they_have(
+    helm: Helm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = (*ASKED, "certManager.issuer=nodes", "access.secret=shop-access")
+    manifests = helm.rendered(*values)
+    spec = manifests["Certificate/shop"]["spec"]
+    stateful = manifests["StatefulSet/shop"]
+    mounted = {
+        each["name"]: each["secret"]["secretName"]
+        for each in stateful["spec"]["template"]["spec"]["volumes"]
+    }
+    assert spec["secretName"] == mounted["tls"]
+    assert {*spec["usages"]} == {"server auth", "client auth"}
+    config = config_of(stateful, 0, monkeypatch)
+    for address in (config.advertised, *config.members.values()):
+        host = str(address).rpartition(":")[0]
+        assert f"*.{host.partition('.')[2]}" in spec["dnsNames"]
+    (callers,) = (name for name in spec["dnsNames"] if not name.startswith("*"))
+    assert callers.split(".")[0] in {
+        one["metadata"]["name"] for one in manifests.values() if one["kind"] == "Service"
+    }
+
+
+def test_prometheus_finds_the_nodes_once_and_has_the_alerts(helm: Helm) -> None:
+    yaml: Any = pytest.importorskip("yaml")
+    asked = ("monitoring.serviceMonitor=true", "monitoring.rules=true", "monitoring.labels.a=b")
+    manifests = helm.rendered(*OPEN, *asked)
+    selector = manifests["ServiceMonitor/shop"]["spec"]["selector"]["matchLabels"].items()
+    (found,) = (
+        one
+        for one in manifests.values()
+        if one["kind"] == "Service" and selector <= one["metadata"]["labels"].items()
+    )
+    assert "metrics" in {port["name"] for port in found["spec"]["ports"]}
+    rules = manifests["PrometheusRule/shop"]
+    assert rules["metadata"]["labels"]["a"] == "b"
+    alerts = (ROOT / "docs" / "alerts.yaml").read_text(encoding="utf-8")
+    assert rules["spec"] == yaml.safe_load(alerts)
+    assert not {"ServiceMonitor/shop", "PrometheusRule/shop", "Certificate/shop"} & {
+        *helm.rendered(*OPEN)
+    }

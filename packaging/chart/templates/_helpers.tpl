@@ -19,6 +19,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "delaywheel.name" . }}-nodes.{{ .Release.Namespace }}.svc
 {{- end -}}
 
+{{- /* The secret of the nodes' certificate: a given one, or that which cert-manager makes. */ -}}
+{{- define "delaywheel.tls" -}}
+{{- if .Values.tls.secret }}{{ .Values.tls.secret }}{{ else if .Values.certManager.issuer }}{{ include "delaywheel.name" . }}-tls{{ end -}}
+{{- end -}}
+
 {{- define "delaywheel.members" -}}
 {{- $members := dict -}}
 {{- range $n := until (int .Values.nodes) -}}
@@ -33,7 +38,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if gt (int (default 0 .Values.settings.min_insync)) (int .Values.nodes) -}}
 {{- fail (printf "settings.min_insync %v: there are %v nodes" .Values.settings.min_insync .Values.nodes) -}}
 {{- end -}}
-{{- if and (not .Values.settings.insecure) (not (and .Values.tls.secret .Values.access.secret)) -}}
-{{- fail "settings.insecure: without tls.secret and access.secret whoever reaches the nodes may do everything; true says that this is meant" -}}
+{{- if and (not .Values.settings.insecure) (not (and (include "delaywheel.tls" .) .Values.access.secret)) -}}
+{{- fail "settings.insecure: without tls.secret (or certManager.issuer) and access.secret whoever reaches the nodes may do everything; true says that this is meant" -}}
 {{- end -}}
 {{- end -}}

@@ -23,6 +23,9 @@ A page of a search may read a million messages.
 _SOON_MS: Final = 14 * 86_400_000
 """A certificate that expires sooner is worth a look."""
 
+_RECENT_MS: Final = 3_600_000
+"""That a process was killed for want of memory is told for so long."""
+
 _NAMED: Final = 2
 """So many topics stand in a cause."""
 
@@ -138,6 +141,12 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
         yield Cause(
             f"{node} waits for {counted(report.unreadable_frames, 'frame')} that it cannot read",
             Section.COPIES_MISSING,
+        )
+    kill = report.memory_kill
+    if kill.at_ms and report.now_ms - kill.at_ms < _RECENT_MS:
+        yield Cause(
+            f"{node} was out of memory: its {kill.process} was killed at {iso(kill.at_ms)}",
+            Section.OUT_OF_MEMORY,
         )
     yield from _about_ingress(report)
     yield from _about_calls(node, report)

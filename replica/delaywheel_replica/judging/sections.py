@@ -27,6 +27,7 @@ class Section(StrEnum):
     NOTHING_DELETED = "Nothing is deleted"
     DISK_FULL = "The disk is full"
     DISK_HANGS = "The disk hangs"
+    OUT_OF_MEMORY = "A node is out of memory"
     LEDGER = "The ledger is not published"
     NODES_DIFFER = "Nodes refuse each other"
     FILES_REFUSED = "A certificate or a file of rights is refused"

@@ -13,7 +13,7 @@ from local.release import bill, chart
 from local.release.source import Source, git, run
 
 PINS = "constraints.txt"
-_AS_THEY_ARE = (PINS, "packaging/compose/compose.yaml")
+_AS_THEY_ARE = (PINS, "packaging/compose/compose.yaml", "packaging/board.json", "docs/alerts.yaml")
 _VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION"  # hatch-vcs does not tell it our name
 
 

@@ -30,20 +30,24 @@ _GIVEN = frozenset(
 """Settings that the chart gives, or has no place for."""
 
 
-def package(source: Source, tree: Path, folder: Path) -> None:
-    """Writes the chart of a tree as `helm package` would, to the same bytes each time."""
+def package(source: Source, tree: Path, folder: Path) -> Path:
+    """Writes the chart of a tree, with the alerts, to the same bytes each time."""
     chart = tree / "packaging" / "chart"
+    files = {path.relative_to(chart): path for path in chart.rglob("*") if path.is_file()}
+    files[Path("alerts.yaml")] = tree / "docs" / "alerts.yaml"
     version = source.version.replace(".dev", "-dev")  # a chart's is a semantic one
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        for file in sorted(path for path in chart.rglob("*") if path.is_file()):
+        for name, file in sorted(files.items()):
             text = file.read_text(encoding="utf-8").replace(NO_VERSION, source.version)
             content = text.replace(_OF_NONE, version).encode()
-            entry = tarfile.TarInfo(f"delaywheel/{file.relative_to(chart)}")
+            entry = tarfile.TarInfo(f"delaywheel/{name}")
             entry.size, entry.mtime = len(content), source.epoch_s
             tar.addfile(entry, io.BytesIO(content))
     packed = gzip.compress(archive.getvalue(), mtime=source.epoch_s)
-    (folder / f"delaywheel-{version}.tgz").write_bytes(packed)
+    file = folder / f"delaywheel-{version}.tgz"
+    file.write_bytes(packed)
+    return file
 
 
 def schema() -> str:
@@ -56,6 +60,7 @@ def schema() -> str:
     text: Any = {"type": "string"}
     name = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,30})$"}
     free: Any = {"type": "object"}
+    yes_or_no: Any = {"type": "boolean"}
     values = {
         "cluster": name,
         "nodes": {"enum": [1, 3, 5]},
@@ -69,7 +74,11 @@ def schema() -> str:
         ),
         "settings": _object(**settings),
         "tls": _object(secret=text),
+        "certManager": _object(issuer=text, kind={"enum": ["Issuer", "ClusterIssuer"]}),
         "access": _object(secret=text),
+        "monitoring": _object(
+            serviceMonitor=yes_or_no, rules=yes_or_no, labels={**free, "additionalProperties": text}
+        ),
         "storage": _object(size=text, className=text),
         "resources": free,
         "affinity": free,

@@ -90,5 +90,16 @@ class Builder:
             shutil.move(made, files)
         base = self._run("from", "scratch").strip()
         self._run("add", "--quiet", base, str(files), "/")
-        self._run("commit", "--quiet", "--timestamp", "0", "--rm", base, "localhost/base")
+        self._run("config", "--hostname", "delaywheel", base)
+        self._run(
+            "commit",
+            "--quiet",
+            "--format",
+            "docker",
+            "--timestamp",
+            "0",
+            "--rm",
+            base,
+            "localhost/base",
+        )
         return "localhost/base"

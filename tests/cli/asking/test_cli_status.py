@@ -159,6 +159,7 @@ def three_nodes() -> pb.DescribeClusterResponse:
             certificate_expires_ms=DUE_MS + 9 * 86_400_000,
             certificate_fault="tls_cert /c.pem: expired",
             access_differs=["n3"],
+            memory_kill=pb.MemoryKill(process="cleaner", at_ms=DUE_MS - 120_000),
             waiting_calls=[
                 pb.WaitingCalls(call="cancel", count=1_700, longest_ms=2_500),
                 pb.WaitingCalls(call="search", count=1, longest_ms=2_500),
@@ -249,6 +250,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
             "dead_letters": {},
             "lateness": {"bounds_us": [5_000], "counts": [6, 1], "sum_us": 17_000},
         },
+        "memory_kill": {"process": "cleaner", "at_ms": DUE_MS - 120_000},
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -298,6 +300,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n1 is verifying its wheels: 4 of 7 are done",
         "n1 waits for 2 frames that it cannot read",
         "n1 answers cancel slowly: 1,700 wait for up to 2 s",
+        "n1 was out of memory: its cleaner was killed at 2030-03-17T17:44:",
         "1,204 messages are on 1 node only, n1: wait until they are copied",
         "n1 lacks 12 frames that it should have: its disk lost them or returns an error",
         "the disk of n1 does not delete /data/1763700001.slot and 1,204 more",

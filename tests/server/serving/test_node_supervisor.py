@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from delaywheel_replica.process.inheritance import (
     SOURCES_VARIABLE,
     STDERR_FD_VARIABLE,
 )
+from delaywheel_replica.process.memory_kills import last_kill
 from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
 from support.server.server_process import wait_until
 
@@ -226,6 +228,47 @@ def test_a_dead_cleaner_is_started_again_alone(node: Node, number: int) -> None:
     after = node.up()
     assert after["server_pid"] == before["server_pid"]
     assert after["cleaner_pid"] != before["cleaner_pid"]
+
+
+GROUP = """
+from pathlib import Path
+from delaywheel_replica.process import memory_kills
+memory_kills.GROUPS = Path({group!r})
+memory_kills._OF_PROCESS = Path({group!r}) / "cgroup"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("0::/node.service", "node.service/memory.events"),
+        ("0::/outside/its/container", "memory.events"),
+        ("4:memory:/docker/1\n0::/", "memory/docker/1/memory.oom_control"),
+    ],
+)
+def test_who_is_killed_for_want_of_memory_is_told_from_others(
+    node: Node, tmp_path_factory: pytest.TempPathFactory, line: str, file: str
+) -> None:
+    group = tmp_path_factory.mktemp("group")
+    count = group / file
+    count.parent.mkdir(parents=True, exist_ok=True)
+    count.write_text("oom 4\noom_kill 3\n")
+    (group / "cgroup").write_text(f"1:cpu:/a\n{line}\n")
+    node.start(GROUP.format(group=str(group)))
+    before = node.up()
+    os.kill(before["cleaner_pid"], signal.SIGKILL)
+    wait_until("a new cleaner", lambda: len(node.lives("cleaner")) == 2)
+    node.up()
+    assert last_kill(node.folder) is None
+    count.write_text("oom 5\noom_kill 4\n")
+    began_ms = int(time.time() * 1000)
+    os.kill(before["server_pid"], signal.SIGKILL)
+    wait_until("a new server", lambda: len(node.lives("server")) == 2)
+    node.up()
+    kill = last_kill(node.folder)
+    assert kill is not None
+    assert kill.process == "server"
+    assert began_ms <= kill.at_ms <= time.time() * 1000
 
 
 def test_with_a_dead_server_both_are_started_again(node: Node) -> None:

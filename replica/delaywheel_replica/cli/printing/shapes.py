@@ -117,7 +117,12 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
             for each in report.waiting_calls
         },
         "counts": if_set(report, "counts", _counts),
+        "memory_kill": if_set(report, "memory_kill", _memory_kill),
     }
+
+
+def _memory_kill(kill: pb.MemoryKill) -> dict[str, Any]:
+    return {"process": kill.process, "at_ms": kill.at_ms}
 
 
 def _counts(counts: pb.MemberCounts) -> dict[str, Any]:
