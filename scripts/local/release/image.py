@@ -1,13 +1,15 @@
-"""The image of a node, built by buildah: without a daemon, and to the same digest each time."""
+"""The image of a node, built by buildah: without a daemon, and to the same bytes each time."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from local.loopback.kafka_jars import cache_folder
+from local.release import archives
 from local.release.building import PINS
 from local.release.source import NotReleasableError, NotRunError, Source, run
 
@@ -46,26 +48,23 @@ class Builder:
         run(sys.executable, "-m", "pip", "download", *into, *wheels, f"{wheel}[server]")
         self._base = self._pulled() or self._of_packages()
 
-    def build(self) -> str:
-        """Builds an image; returns its id, the digest of all that it is."""
+    def build(self, folder: Path) -> str:
+        """Builds an image, and writes its archives, of Docker and OCI; returns its digest."""
+        name = f"localhost/delaywheel:{self._source.version}"
         self._run(
             *("bud", "--quiet", "--format", "docker", "--layers=false"),
             *("--timestamp", str(self._source.epoch_s)),
             *(f"--build-arg=BASE={self._base}", f"--build-arg=VERSION={self._source.version}"),
             *("--file", str(self._source.root / "packaging" / "Containerfile")),
-            *("--tag", self._name, "--iidfile", str(self._folder / "id"), str(self._context)),
+            *("--tag", name, str(self._context)),
         )
-        return (self._folder / "id").read_text()
-
-    def save(self, folder: Path) -> None:
-        """Writes the image as archives, for `docker load` and `podman load`, and for OCI."""
-        for kind, ending in (("docker-archive", "image"), ("oci-archive", "oci")):
-            file = folder / f"delaywheel-{self._source.version}-{ending}.tar"
-            self._run("push", "--quiet", self._name, f"{kind}:{file}:{self._name}")
-
-    @property
-    def _name(self) -> str:
-        return f"localhost/delaywheel:{self._source.version}"
+        with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+            pushed, layout = Path(scratch) / "docker.tar", Path(scratch) / "oci"
+            for place in (f"docker-archive:{pushed}", f"oci:{layout}"):
+                self._run("push", "--quiet", name, f"{place}:{name}")
+            archives.oci_archive(layout, folder / f"delaywheel-{self._source.version}-oci.tar")
+            image = folder / f"delaywheel-{self._source.version}-image.tar"
+            return archives.docker_archive(pushed, image)
 
     def _run(self, *arguments: str) -> str:
         return run(*self._buildah, *arguments, env=os.environ | {"BUILDAH_ISOLATION": "chroot"})
@@ -90,16 +89,5 @@ class Builder:
             shutil.move(made, files)
         base = self._run("from", "scratch").strip()
         self._run("add", "--quiet", base, str(files), "/")
-        self._run("config", "--hostname", "delaywheel", base)
-        self._run(
-            "commit",
-            "--quiet",
-            "--format",
-            "docker",
-            "--timestamp",
-            "0",
-            "--rm",
-            base,
-            "localhost/base",
-        )
+        self._run("commit", "--quiet", "--timestamp", "0", "--rm", base, "localhost/base")
         return "localhost/base"
