@@ -19,12 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from delaywheel.reasons import Reason
 from delaywheel_replica.core.protocol.control import ROLLED_BACK, NodeRecord
 from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US
-from delaywheel_replica.core.protocol.status_files import IngressStatus, ServerStatus
+from delaywheel_replica.core.protocol.status_files import IngressStatus
 from delaywheel_replica.server.metrics.catalogue import METRICS, Collected
 from delaywheel_replica.server.metrics.metric import MetricType, Spec
 from delaywheel_replica.server.metrics.scrape import Scrape
 from delaywheel_replica.server.node.refusals import Refusal
-from support.server.well import cleaner_status, scrape, server_status
+from support.server.well import cleaner_status, on_folder, scrape, server_status
 
 _ABBREVIATIONS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
 _OTHER_UNITS = {"milliseconds", "microseconds", "minutes", "hours", "days", "kilobytes", "percent"}
@@ -70,12 +70,6 @@ def labelled(of: Scrape, name: str) -> dict[tuple[str, ...], float]:
         for sample in family.samples
         if sample.name == f"delaywheel_{name}"
     }
-
-
-def on_folder(storage: str) -> ServerStatus:
-    """The status of a node whose folder has this uuid."""
-    status = server_status()
-    return replace(status, heartbeat=replace(status.heartbeat, storage=storage))
 
 
 # --- the rules of promtool, and our own

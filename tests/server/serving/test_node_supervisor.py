@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from delaywheel_replica.node import NodeInUseError, Supervisor, main
+from delaywheel_replica.process import memory_kills
 from delaywheel_replica.process.inheritance import (
     RESOLVED_VARIABLE,
     SOURCES_VARIABLE,
@@ -246,21 +247,38 @@ memory_kills._OF_PROCESS = Path({group!r}) / "cgroup"
         ("4:memory:/docker/1\n0::/", "memory/docker/1/memory.oom_control"),
     ],
 )
-def test_who_is_killed_for_want_of_memory_is_told_from_others(
-    node: Node, tmp_path_factory: pytest.TempPathFactory, line: str, file: str
+def test_a_kill_for_want_of_memory_is_counted_in_any_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, file: str
 ) -> None:
-    group = tmp_path_factory.mktemp("group")
-    count = group / file
+    monkeypatch.setattr(memory_kills, "GROUPS", tmp_path)
+    monkeypatch.setattr(memory_kills, "_OF_PROCESS", tmp_path / "cgroup")
+    (tmp_path / "cgroup").write_text(f"1:cpu:/a\n{line}\n")
+    count = tmp_path / file
     count.parent.mkdir(parents=True, exist_ok=True)
     count.write_text("oom 4\noom_kill 3\n")
-    (group / "cgroup").write_text(f"1:cpu:/a\n{line}\n")
+    kills = memory_kills.MemoryKills(tmp_path)
+    assert not kills.note("server", -signal.SIGKILL, 1)
+    count.write_text("oom 5\noom_kill 4\n")
+    assert kills.note("server", -signal.SIGKILL, 2)
+    count.write_text("oom 5\noom_kill 5\n")
+    assert not kills.note("server", -signal.SIGTERM, 3)
+    assert last_kill(tmp_path) == ("server", 2)
+
+
+def test_who_is_killed_for_want_of_memory_is_told_from_others(
+    node: Node, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    group = tmp_path_factory.mktemp("group")
+    count = group / "memory.events"
+    count.write_text("oom_kill 3\n")
+    (group / "cgroup").write_text("0::/\n")
     node.start(GROUP.format(group=str(group)))
     before = node.up()
     os.kill(before["cleaner_pid"], signal.SIGKILL)
     wait_until("a new cleaner", lambda: len(node.lives("cleaner")) == 2)
     node.up()
     assert last_kill(node.folder) is None
-    count.write_text("oom 5\noom_kill 4\n")
+    count.write_text("oom_kill 4\n")
     began_ms = int(time.time() * 1000)
     os.kill(before["server_pid"], signal.SIGKILL)
     wait_until("a new server", lambda: len(node.lives("server")) == 2)

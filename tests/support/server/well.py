@@ -200,6 +200,12 @@ class _Sources(Sources):
         self.started_s = 1_699_999_000.5
 
 
+def on_folder(storage: str) -> ServerStatus:
+    """The status of a node whose folder has this uuid."""
+    status = server_status()
+    return replace(status, heartbeat=replace(status.heartbeat, storage=storage))
+
+
 def scrape(*, in_sync: frozenset[str] = frozenset("ab"), **changes: Any) -> Scrape:
     """Everything is known and healthy, unless changed."""
     refusal = PeerRefusal(PeerReason.WRONG_CLUSTER, "another")
