@@ -28,12 +28,12 @@ from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
 from support.server.server_process import wait_until
 
 # Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor; that
-# it was asked to end it notes in <name>.asked.
+# it was asked to end it notes in <name>.asked. It loads nothing that it can do without: some two
+# hundred of them are started.
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
 from delaywheel_replica.process.inheritance import exit_with_supervisor, report_ready
-from delaywheel_replica.link import Link
 
 name, folder = sys.argv[1], Path(sys.argv[2])
 with (folder / f"{name}.lives").open("a") as lives:
@@ -41,7 +41,8 @@ with (folder / f"{name}.lives").open("a") as lives:
 does = (folder / f"{name}.does").read_text()
 if does != "outlive":
     exit_with_supervisor()
-link = Link.inherited()
+link = int(os.environ["DELAYWHEEL_LINK_FD"])
+os.set_blocking(link, False)
 if does.startswith("exit"):
     sys.exit(int(does.split()[1]))
 asked = []
@@ -64,9 +65,10 @@ while True:
     if asked:
         (folder / "drained").touch()
         try:
-            list(link.receive())
-        except EOFError:  # its cleaner has ended, and so has all that it could receive
-            sys.exit(0)
+            if not os.read(link, 1 << 16):
+                sys.exit(0)  # its cleaner has ended, and so has all that it could receive
+        except BlockingIOError:
+            pass
 """
 # The first processes cannot be started.
 SHORT = """
