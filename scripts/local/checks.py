@@ -73,10 +73,13 @@ CONSUMERS = ("tests/consumer", "tests/client/table", "tests/client/testing")
 """Consumers on a broker; groups have the same names in both."""
 CLEANER = "tests/cleaner"
 KAFKA = (
-    "tests/cli",
-    "tests/local",
+    "tests/cli/asking/test_cli_connect.py",
+    "tests/cli/kafka",
+    "tests/cli/test_cli_whole.py",
+    "tests/local/test_kafka_broker.py",
     "tests/packaging",
-    "tests/trace",
+    "tests/trace/test_trace_topic.py",
+    "tests/trace/test_wrappers.py",
     "tests/wheel/deadletters",
 )
 """Where other tests of a broker are: to collect all would take seconds."""
@@ -184,12 +187,12 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
         Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
         Step("pytest consumers", (*consumers, *CONSUMERS)),
         Step("pytest one node", (*one_node, ONE_NODE)),
+        # What computes a whole core is not to be alone at the end.
+        Step("pytest spark", (*spark, *SPARK)),
         # Its tests start processes, too: at the end, alone, they would leave a core idle.
         Step("pytest", (*without, *_ignored(SIMULATION, SERVER, *SECURED, *CORE))),
-        Step("pytest kafka", (*kafka, *KAFKA, *_ignored(INDEX))),
-        # What computes a whole core is not to be alone at the end.
+        Step("pytest kafka", (*kafka, *KAFKA)),
         *slow,
-        Step("pytest spark", (*spark, *SPARK)),
         Step("pytest cleaner", (*cleaner, CLEANER)),
         Step("pytest serving", (*without, SERVING)),
         Step("pytest secured", (*without, *SECURED)),
