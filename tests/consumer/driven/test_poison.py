@@ -8,7 +8,7 @@ import pytest
 
 from delaywheel.consumer.engine.deliveries import WINDOW
 from delaywheel.consumer.message import ReceivedMessage
-from delaywheel.consumer.records import Partition
+from delaywheel.consumer.records import Partition, Passed
 from delaywheel.consumer.watching.health import ConsumerTrouble
 from delaywheel.transactional import Outgoing
 from support.consumer.driven import DrivenConsumer, start
@@ -103,6 +103,27 @@ def test_of_each_partition_one_suspect_is_in_hand_and_none_is_blamed_for_another
     assert [letter.value for letter in letters(kafka)] == [b"poison"]
     assert deaths == 4  # among others, beside other suspects, and twice alone
     assert kafka.offsets == {Partition(kafka.source, n): count for n, count in enumerate((3, 9, 9))}
+
+
+def test_what_is_blamed_waits_until_it_is_alone_though_its_partition_came_later() -> None:
+    kafka = FakeKafka(partitions=3, is_incremental=True)
+    blamed, *others = (Partition(kafka.source, number) for number in range(3))
+    for number in range(3):
+        put(kafka, number, b"a", b"b")
+    kafka.passed[blamed] = Passed(0, deliveries=1, suspect_until=2)
+    kafka.passed |= dict.fromkeys(others, Passed(0, deliveries=1))
+    consumer = DrivenConsumer(kafka)
+    kafka.rebalance({consumer.broker: others})
+    consumer.run_often()
+    first = consumer.take(9)
+    assert [one.at for one in first] == others
+    kafka.rebalance({consumer.broker: [blamed, *others]})
+    consumer.run_often()
+    assert consumer.take(9) == []
+    for one in first:
+        one.done()
+    consumer.run_often()
+    assert [one.at for one in consumer.take(9)] == [blamed]
 
 
 def test_it_is_said_that_records_are_handled_one_by_one() -> None:
