@@ -1,6 +1,7 @@
 """Consumers that are killed while rights are taken away and given back, and sizes are lowered.
 
-`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_changing_rights.py` does it for five minutes.
+`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_changing_rights.py` does it for five minutes, a
+night for one; in a push each of the rights to write is taken away once.
 Consumers stop, and are started again; with `DELAYWHEEL_DRILL_WAIT=10m` they wait for their rights.
 """
 
@@ -29,11 +30,12 @@ from support.kafka.read_committed import (
     set_topic,
 )
 from support.kafka.rights import Rights
+from support.process.night import NIGHT
 from support.services.service import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "20"))
+DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "60" if NIGHT else "12"))
 WAIT = os.environ.get("DELAYWHEEL_DRILL_WAIT")
 ADVICE = str(ConsumerReason.NOT_AUTHORIZED.advice)
 RATE = 25

@@ -33,10 +33,11 @@ from support.kafka.read_committed import (
     delete_topic,
     wait_decided,
 )
+from support.process.night import NIGHT, at_night
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "12"))
+DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "60" if NIGHT else "8"))
 REBALANCES = cast(
     "Literal['eager', 'cooperative', 'consumer']",
     os.environ.get("DELAYWHEEL_DRILL_REBALANCES", "eager"),
@@ -218,6 +219,7 @@ class Remaking:
             yield range(begin, end), is_whole
 
 
+@at_night  # test_positions.py has a topic that is made anew, with a Kafka that is not there
 @pytest.mark.timeout(DRILL_S + 6 * PATIENCE_S)
 def test_records_of_a_topic_that_is_recreated_are_handled(
     kafka: KafkaBroker, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,7 @@ from local.loopback.kafka import KafkaBroker
 from support.consumer import sleeper
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import CommittedReader, create_topic
+from support.process.night import at_night
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -51,7 +52,7 @@ def wait_for(path: Path, text: str) -> None:
 
 
 @pytest.mark.timeout(5 * PATIENCE_S)
-@pytest.mark.parametrize("outsleeps_transaction", [False, True])
+@pytest.mark.parametrize("outsleeps_transaction", [False, pytest.param(True, marks=at_night)])
 def test_one_that_slept_with_an_open_transaction_commits_nothing_of_it(
     kafka: KafkaBroker, cluster_id: str, tmp_path: Path, *, outsleeps_transaction: bool
 ) -> None:
