@@ -34,7 +34,7 @@ who = ["dns:sender*", "token:sender-t"]
 may = ["produce", "change", "inspect"]
 """
 WITH_OTHER = GRANTS + '[[grant]]\nwho = ["token:other"]\nmay = ["produce"]\n'
-BATCH, EVERY_S = 40, 0.02
+BATCH, EVERY_S = 10, 0.02
 HOSTILE = 1_000
 _log: Final = logging.getLogger(__name__)
 BEGINNINGS = (b"", b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\n\r\n", os.urandom(200))
@@ -97,7 +97,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 class Load:
-    """2,000 messages a second."""
+    """500 messages a second."""
 
     def __init__(self, address: str, tls: Tls) -> None:
         self._client = Client(address, tls=tls, timeout=20)

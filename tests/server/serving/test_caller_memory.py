@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.process.night import at_night
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
 
 _DOCUMENT = Path(__file__).parents[3] / "docs" / "SIZING.md"
@@ -110,7 +111,11 @@ def _anonymous_bytes(server: ServerProcess) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
-@pytest.mark.parametrize(("connections", "make"), [(1, request_of_columns), (8, request_of_rows)])
+@pytest.mark.parametrize(
+    ("connections", "make"),
+    # Eight of them send two gigabytes.
+    [(1, request_of_columns), pytest.param(8, request_of_rows, marks=at_night)],
+)
 def test_a_server_holds_no_more_than_is_stated(
     tmp_path: Path, connections: int, make: Callable[[], bytes]
 ) -> None:

@@ -133,7 +133,7 @@ def test_many_callers_of_requests_that_seem_small(target: Target, request_: byte
 
 
 @settings(
-    max_examples=int(MINUTES * 120) or 12,
+    max_examples=int(MINUTES * 120) or 4,
     suppress_health_check=list(HealthCheck),
     database=None,
     derandomize=not MINUTES,

@@ -18,34 +18,20 @@ from sim.plans.hunt import Hunted, fails, hunt, look_on
 from sim.plans.run import Choice
 
 QUICK = (
-    "a cancel counts beyond V",
-    "a mirror answers before it has written",
-    "a replaced member counts",
-    "closed wheels are not copied",
-    "a vote given is no leader heard",
-    "an end before V",
-    "boots are ignored by the origin",
-    "closes a wheel that is named",
     "cancelled is answered without a row",
-    "every cancel is too late",
     "every commit is left to the check",
     "what was cancelled becomes a dead letter",
     "limits are sent before they are committed",
     "promises are not durable",
     "takes before it holds V",
     "the floor ignores spares",
-    "unregisters what is above the floor",
     "what was rescheduled is not withdrawn",
-    "what was rescheduled is reported cancelled",
     "due from the clock",
     "handed over before it is announced",
-    "what is unknown counts as held",
     "the floor passes what is announced",
-    "the floor passes what is not read",
-    "the high watermark is of local writes",
     "takes what is not due",
-    "kinds behind the first wait",
 )
+"""One or two for each kind of check, beside the two of `test_a_hunt_tells_of_each_mutant_once`."""
 
 PATIENCE_S = 300
 """Each takes some seconds on an idle machine."""
