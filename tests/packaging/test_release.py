@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from local.release import run, sums
+from local.release import run, source, sums
 from local.release.checks import CHECKS, Release, has_same_bytes
 from local.release.run import ROOT
 from local.release.source import NO_VERSION, NotReleasableError, NotRunError, source_of
@@ -95,6 +95,12 @@ def test_another_key_and_other_bytes_are_noticed(release: Release, tmp_path: Pat
     other = dataclasses.replace(release, source=later, scratch=tmp_path)
     with pytest.raises(NotReleasableError, match="a second build differs"):
         has_same_bytes(other)
+
+
+def test_a_command_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "PATIENCE_S", 0.01)
+    with pytest.raises(NotReleasableError, match=r"^sleep 9 took more than 0\.01 s"):
+        source.run("sleep", "9")
 
 
 def test_the_readme_has_the_line_that_verifies() -> None:

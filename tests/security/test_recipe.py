@@ -1,4 +1,7 @@
-"""The recipe by openssl in SECURITY serves the whole setup, as printed."""
+"""The recipes in SECURITY: that by openssl serves the whole setup, as printed.
+
+For cert-manager and SPIRE openssl stands in: it signs what their recipes ask for.
+"""
 
 from __future__ import annotations
 
@@ -83,3 +86,34 @@ def test_all_nodes_connect_and_a_caller_is_known_by_its_name(made: Path) -> None
         with grpc.secure_channel(address, tls.credentials()) as channel:
             answer = rpc.DelayWheelStub(channel).WhoAmI(pb.WhoAmIRequest(), timeout=60)
     assert answer.principal == "uri:spiffe://shop/billing"
+
+
+SIGNED_FOR = """
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.crt \\
+  -days 30 -subj /CN=authority
+openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout tls.key -out tls.csr -subj /
+printf 'subjectAltName=critical,%s\\nextendedKeyUsage=serverAuth,clientAuth' "$1" > names
+openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -extfile names \\
+  -out tls.crt
+chmod 600 tls.key
+"""
+
+
+@pytest.mark.parametrize("recipe", ["cert-manager", "SPIFFE"])
+def test_a_node_takes_what_other_authorities_sign_by_their_recipes(
+    recipe: str, tmp_path: Path
+) -> None:
+    text = SECURITY.read_text().partition(f"### {recipe}\n")[2].partition("\n## ")[0]
+    own = text.partition("\n### ")[0]
+    (host,) = filter(None, re.findall(r"dnsNames: \[(.*?)\]|-dns (\S+)`", own)[0])
+    names = f"DNS:{host}" if recipe == "cert-manager" else f"URI:spiffe://shop/n1,DNS:{host}"
+    command = ["bash", "-euc", SIGNED_FOR, "sign", names]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    config = config_for(
+        tmp_path / "data",
+        **{"node_id": "delay-0", "members.delay-0": f"{host}:7421", "peer_tls": "required"},
+        tls_cert=str(tmp_path / "tls.crt"),
+        tls_key=str(tmp_path / "tls.key"),
+        **{name: str(tmp_path / "ca.crt") for name in ("tls_ca", "tls_client_ca")},
+    )
+    assert [fault.text for fault in certificate_faults(config)] == []

@@ -81,6 +81,9 @@ def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = Non
         )
     except FileNotFoundError as missing:
         raise NotReleasableError(f"{command[0]} is not installed") from missing
+    except subprocess.TimeoutExpired as late:
+        said = f"{' '.join(command)} took more than {PATIENCE_S:g} s: is the machine busy?"
+        raise NotReleasableError(said) from late
     if done.returncode:
         raise NotReleasableError(
             f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}".rstrip()
