@@ -31,5 +31,16 @@ def guarded(certificate: Path) -> Iterator[tuple[Brokers, str]]:
 
 @pytest.fixture(scope="session")
 def brokers(guarded: tuple[Brokers, str]) -> Brokers:
-    """Started by the first test that wants them; each test leaves all running."""
+    """Started by the first test that wants them."""
     return guarded[0]
+
+
+@pytest.fixture(autouse=True)
+def all_come_back(brokers: Brokers) -> Iterator[None]:
+    """A test that has failed leaves none away for those after it."""
+    yield
+    away = [broker for broker in brokers.each if not broker.running]
+    for broker in away:
+        broker.begin()
+    for broker in away:
+        broker.wait_until_ready()
