@@ -65,8 +65,8 @@ def burden(address: str, connections: int, request: bytes) -> int:
     for channel in channels:
         of_stream: Any = channel.stream_stream(_SERVICE + "DelayProduceStream")
         of_call: Any = channel.unary_unary(_SERVICE + "DelayProduce")
-        streams = [of_stream(iter([request] * REQUESTS), timeout=60) for _ in range(STREAMS)]
-        calls = [of_call.future(request, timeout=60) for _ in range(CALLS)]
+        streams = [of_stream(iter([request] * REQUESTS), timeout=300) for _ in range(STREAMS)]
+        calls = [of_call.future(request, timeout=300) for _ in range(CALLS)]
         begun += [partial(list, stream) for stream in streams]
         begun += [partial(_answer, call) for call in calls]
     taken = sum(map(_taken, begun))
