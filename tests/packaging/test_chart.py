@@ -6,6 +6,8 @@ is not tested.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -69,9 +71,11 @@ def config_of(nodes: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> Confi
     (container,) = nodes["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["serve"]
     variables = {**IMAGE, "DELAYWHEEL_NODE_ID": pod}
-    for one in container["env"]:
+    for one in container["env"]:  # as Kubernetes does: of those that stand before
         if "value" in one:
-            variables[one["name"]] = one["value"].replace("$(DELAYWHEEL_NODE_ID)", pod)
+            parts = re.split(r"\$\((\w+)\)", one["value"])
+            parts[1::2] = map(variables.__getitem__, parts[1::2])
+            variables[one["name"]] = "".join(parts)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return load_config()
@@ -94,6 +98,9 @@ def test_each_pod_is_a_node_of_one_cluster(
     assert all(config.members == members for config in configs)
     assert configs[0].kafka["bootstrap.servers"] == "broker:9092"
     assert (str(configs[0].tls_cert) == WITH_SECRETS) == (values is CLOSED)
+    # The last node's, to which commands in its pod go.
+    assert os.environ["DELAYWHEEL_SERVER"] == configs[-1].advertised
+    assert os.environ.get("DELAYWHEEL_CLIENT_CERT") == (WITH_SECRETS if values is CLOSED else None)
 
 
 def test_any_setting_may_be_given(helm: Helm, monkeypatch: pytest.MonkeyPatch) -> None:
