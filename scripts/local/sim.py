@@ -117,7 +117,7 @@ def _exhaust(jobs: int) -> int:
         wrong += exhausted.found.wrong is not None
         print(f"{exhausted.name:<60} {exhausted.took_s:5.0f} s  {exhausted.found}")
         sys.stdout.flush()
-    print(f"{len(ALL) - wrong} of {len(ALL)} models are right in every state, or in all runs")
+    print(f"{len(ALL) - wrong} of {len(ALL)} models are right in every state")
     return 1 if wrong else 0
 
 

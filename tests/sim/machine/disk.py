@@ -5,7 +5,6 @@ What it can do to its user:
 * end the process before any chosen effect (``crash_at_effect``), or in the middle of a write;
 * crash the machine: of each file, every write since its last sync is kept, lost or torn, and
   names of files and folders made or deleted since the last sync of their folder are there or not;
-* sync all that there is by one effect (``syncs_all``), where many files are to be synced;
 * fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part. What a
   failed sync was about is dropped, as Linux does: it can still be read, later syncs succeed, and
   the medium never gets it, unless it is written again.
@@ -191,8 +190,6 @@ class SimulatedDisk:
         self.failing_reads: tuple[str, int] | None = None
         # Syncing folders whose path has this part fails with this error: (part, error).
         self.failing_folder_syncs: tuple[str, int] | None = None
-        # Many files are synced by one effect, with everything else.
-        self.syncs_all = False
         # Called for every file before it is deleted.
         self.on_delete: Callable[[Path], None] | None = None
         # Called for every file before its content is synced.
@@ -611,22 +608,6 @@ class SimulatedDisk:
         self._effect()
         self._names_synced(str(folder))
 
-    def _sync_all(self, paths: Collection[Path]) -> None:
-        """Syncs everything, or, if that of one of these files fails, drops what was not."""
-        try:
-            for path in paths:
-                self._fail_if_due("sync", path)
-        except OSError:
-            for content in self._files.values():
-                content.sync_failed()
-            raise
-        self._alive()
-        self._effect()
-        for content in self._files.values():
-            content.synced()
-        self._unsynced_names.clear()
-        self._unsynced_folders.clear()
-
     def _name_changes(self, name: str) -> None:
         self._unsynced_names.setdefault(name, self._files.get(name))
 
@@ -769,19 +750,13 @@ class SimulatedFile:
 
 
 class SimulatedManyFiles:
-    """Syncs one file after another; a failure leaves the rest unsynced.
-
-    With ``syncs_all`` all files are synced at once, those of others as well, or none is: a failure
-    drops all that was not, as ``syncfs`` does.
-    """
+    """Syncs one file after another; a failure leaves the rest unsynced."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk
 
     def sync(self, paths: Collection[Path], *, were_closed: bool = False) -> None:
-        if self._disk.syncs_all and were_closed and paths:
-            self._disk._sync_all(paths)
-            return
+        del were_closed  # nothing is forgotten here
         for path in paths:
             try:
                 file = self._disk.open(path)

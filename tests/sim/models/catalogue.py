@@ -1,7 +1,6 @@
 """Lists the models and their sizes: those of the tests, and larger ones.
 
-Each size is explored completely, but that of the journal, which is tried by seeds; `scripts/sim
---models` runs all of them.
+Each size is explored completely; `scripts/sim --models` runs all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from sim.journal.model import JournalModel, Tried
 from sim.models.halves import HalvesModel
 from sim.models.halves import State as HalfState
 from sim.models.ingress import IngressModel
@@ -79,28 +77,13 @@ LARGER_HALVES = [
     HalvesModel(says=1, ends=0, ahead=True),
     HalvesModel(says=1, ends=0, losses=1),
 ]
-JOURNALS = [
-    JournalModel(runs=60),
-    *[JournalModel(members=2, min_insync=w, runs=30) for w in (1, 2)],
-    JournalModel(members=1, min_insync=1, runs=30),
-]
-LARGER_JOURNALS = [
-    *[JournalModel(min_insync=w, runs=3_000) for w in (1, 2, 3)],
-    *[JournalModel(members=2, min_insync=w, runs=2_000) for w in (1, 2)],
-    JournalModel(members=1, min_insync=1, runs=2_000),
-    JournalModel(members=5, min_insync=3, runs=1_000),
-]
-Model: TypeAlias = WheelModel | TermModel | IngressModel | HalvesModel | JournalModel
+Model: TypeAlias = WheelModel | TermModel | IngressModel | HalvesModel
 Found: TypeAlias = (
-    Explored[WheelState]
-    | Explored[TermState]
-    | Explored[IngressState]
-    | Explored[HalfState]
-    | Tried
+    Explored[WheelState] | Explored[TermState] | Explored[IngressState] | Explored[HalfState]
 )
 ALL: list[Model] = [
-    *WHEELS, *TERMS, *INGRESSES, *HALVES, *JOURNALS,
-    *LARGER_WHEELS, *LARGER_TERMS, *LARGER_INGRESSES, *LARGER_HALVES, *LARGER_JOURNALS,
+    *WHEELS, *TERMS, *INGRESSES, *HALVES,
+    *LARGER_WHEELS, *LARGER_TERMS, *LARGER_INGRESSES, *LARGER_HALVES,
 ]  # fmt: skip
 WHEEL_STATES, TERM_STATES, INGRESS_STATES = 1_000_000, 2_000_000, 1_000_000
 HALF_STATES = 1_000_000
@@ -130,8 +113,6 @@ def exhausted(model: Model) -> Exhausted:
         found = explore(model.start, model.moves, model.wrong, at_most=WHEEL_STATES)
     elif isinstance(model, TermModel):
         found = explore(model.start, model.moves, model.wrong, at_most=TERM_STATES)
-    elif isinstance(model, JournalModel):
-        found = model.tried()
     elif isinstance(model, HalvesModel):
         uncached = replace(model)
         found = explore(uncached.start, uncached.moves, uncached.wrong, at_most=HALF_STATES)
@@ -149,8 +130,6 @@ def exhaust(models: Sequence[Model], *, jobs: int) -> Iterator[Exhausted]:
 
 def name_of(model: Model) -> str:
     """The kind and the size of a model."""
-    if isinstance(model, JournalModel):
-        return f"journal N={model.members} W={model.min_insync} runs={model.runs}"
     if not isinstance(model, WheelModel):
         return str(model)
     return (

@@ -21,7 +21,6 @@ SECONDS_PER_HOUR = 3600
 
 _SLOT_FILE = re.compile(r"(\d+)\.slot")
 _INDEX_FILE = re.compile(r"index\.(\d+)")
-_JOURNAL_FILE = re.compile(r"(\d+)\.log")
 
 
 def dial_path(data: Path) -> Path:
@@ -61,23 +60,6 @@ def index_path(folder: Path, segment: int) -> Path:
 def index_segment(name: str) -> int | None:
     """Returns the number of a segment from its file's name; None for other files."""
     match = _INDEX_FILE.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-@lru_cache(maxsize=1024)
-def journal_folder(folder: Path) -> Path:
-    """Returns the folder of a wheel's journal."""
-    return folder / "journal"
-
-
-def journal_path(folder: Path, first_seq: int) -> Path:
-    """Returns the path of the segment of a wheel's journal that was begun for a seq."""
-    return journal_folder(folder) / f"{first_seq}.log"
-
-
-def journal_segment(name: str) -> int | None:
-    """Returns the first seq of a segment of a journal from its name; None for other files."""
-    match = _JOURNAL_FILE.fullmatch(name)
     return int(match[1]) if match else None
 
 
@@ -128,11 +110,6 @@ def hour_folder(folder: Path, hour: int) -> Path:
 
 
 @lru_cache(maxsize=4096)
-def seconds_path(folder: Path, hour: int) -> Path:
-    """Returns the path of the table of a wheel's seconds of an hour since 1970."""
-    return folder.joinpath("slots", hour_name(hour) + ".table")
-
-
 def slot_name(slot: int) -> str:
     """Returns the name of a slot's file, within the folder of its hour."""
     return f"{slot}.slot"

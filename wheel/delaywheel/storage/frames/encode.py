@@ -152,7 +152,7 @@ def _frame_firsts(
     return np.unique(np.concatenate(added))
 
 
-class FrameTopics:
+class _FrameTopics:
     """The dictionary of topics of each frame.
 
     Attributes:
@@ -260,7 +260,7 @@ class _FramePieces:
                 headers["flags"] |= (has_partitions * HAS_PARTITIONS).astype(np.uint16)
                 row_bytes = row_bytes + has_partitions * PARTITION_BYTES
         self._add(columns.ids, "u1", ID_LENGTH_BYTES)
-        self._topics = FrameTopics(len(columns.topics), columns.topic_numbers, counts)
+        self._topics = _FrameTopics(len(columns.topics), columns.topic_numbers, counts)
         self._add(self._topics.numbers, "<u4", 4)
         if self._kind is Kind.MESSAGES:
             for lengths in (columns.key_lengths, columns.value_lengths, columns.headers_lengths):

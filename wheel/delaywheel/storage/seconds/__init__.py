@@ -1,1 +1,0 @@
-"""Slot files as a journal's fills write them; see docs/JOURNAL.md."""
