@@ -1,6 +1,8 @@
 """Nodes are added and taken out by rolling restarts: nobody who sends or cancels notices.
 
-Takes about a minute.
+A night's: it takes about a minute, and a fifth of what tests of several nodes compute. A push has
+the drill more_members, members that are changed one by one (tests/peers/test_peer_rolling.py), and
+what operators ask of nodes (tests/server/cluster/test_operator.py).
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
+from support.process.night import at_night
 from support.services.cancelling import Cancelling
 from support.services.load import Load, assert_arrived
 from support.services.trio import Trio, name_members, row, run_cli, seen_by, send, slot_file
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [at_night, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
