@@ -13,7 +13,6 @@ from local.loopback.cluster import LocalCluster, described
 from local.loopback.kafka import KafkaBroker
 from support.kafka.quotas import set_quota
 from support.kafka.read_committed import CommittedReader, create_topic
-from support.process.night import NIGHT
 from support.services.service import wait_until
 from support.services.trio import NO_METRICS
 
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 def test_what_is_due_at_once_goes_out_as_the_quota_has_it(
     kafka: KafkaBroker, tmp_path: Path, cluster_id: str
 ) -> None:
-    bytes_per_s, messages = 200_000, 3_000 if NIGHT else 1_000
+    bytes_per_s, messages = 200_000, 3_000
     many, beside = f"orders-{cluster_id}", f"mails-{cluster_id}"
     for topic in (many, beside):
         create_topic(kafka.address, topic, partitions=3)
