@@ -14,6 +14,10 @@ from delaywheel_replica.process.plain_log import PlainLog
 _VARIABLE: Final = "NOTIFY_SOCKET"
 
 
+_PATIENCE_S: Final = 1.0
+"""With a manager whose queue is full."""
+
+
 class ServiceManager:
     """systemd, or whoever else set NOTIFY_SOCKET; without that nothing is told."""
 
@@ -22,6 +26,7 @@ class ServiceManager:
         self._log = log
         self._address = os.environ.pop(_VARIABLE, "")
         self._status = ""
+        self._is_deaf = False
 
     def ready(self) -> None:
         """Tells that calls are taken, after a start or a reload."""
@@ -48,9 +53,11 @@ class ServiceManager:
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)  # noqa: FBT003 - the standard library's signature
+                sender.settimeout(_PATIENCE_S)
                 sender.sendto(state.encode(), address)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            self._log.say("service manager not told", socket=self._address, error=why)
-            self._address = ""
+            if not self._is_deaf:
+                why = getattr(error, "strerror", None) or error
+                self._log.say("service manager not told", socket=self._address, error=why)
+            # It may hear what comes later: without READY=1 a start would fail.
+            self._is_deaf = True

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +428,24 @@ def test_a_service_manager_that_does_not_hear_is_no_trouble(
     node.start()
     node.up()
     assert node.end() == 0
+    assert capfd.readouterr().err.count("service manager not told") == 1
+
+
+def test_a_service_manager_that_was_busy_is_told_what_comes_later(
+    node: Node, manager: socket.socket, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other, suppress(BlockingIOError):
+        while True:
+            other.sendto(b"full", socket.MSG_DONTWAIT, manager.getsockname())
+    node.start()
+    node.up()
+    manager.setblocking(False)  # noqa: FBT003 - the standard library's signature
+    with suppress(BlockingIOError):
+        while True:
+            manager.recv(4096)
+    manager.settimeout(60)
+    assert node.end() == 0
+    assert "STOPPING=1" in heard_until(manager, "STATUS=is being stopped")
     assert capfd.readouterr().err.count("service manager not told") == 1
 
 
