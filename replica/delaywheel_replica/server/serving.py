@@ -253,7 +253,9 @@ class Server:
         )
         self._other_nodes = CallsToNodes(self._view, self._certificates)
         writing = Writing(self._driver)
-        finder = MessageFinder(self._view, self._queries, self._other_nodes, places)
+        finder = MessageFinder(
+            self._view, self._queries, self._other_nodes, places, config.max_clock_skew_ms
+        )
         id_checks = IdChecks(self._queries, finder.basis_of_look, self._counts)
         halves = OwnHalves()
         stages = IntakeStages(

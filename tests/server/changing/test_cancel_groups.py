@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE
+from delaywheel_replica.core.protocol.progress import Done, Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import cancel_groups
 from delaywheel_replica.server.changing.awaited import (
@@ -40,10 +41,10 @@ from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import Refusal
-from support.server.lone import lone_of
 
 OWN = WheelId("a", 1)
-DUE_MS = 10_000_000
+COPY = Position(OWN, 1, 0)
+DUE_MS = 4_000_000_000_000
 
 
 def named(number: int, due_ms: int = DUE_MS) -> Reference:
@@ -59,12 +60,11 @@ class Site:
         decided: the same of looks that decide.
         written: the same of groups written.
         goes_on: looks wait for it.
-        doubtful: the ids of which a look for many does not say that they are cancelled.
+        doubtful: the ids of which the first look could not read everything.
         is_current: looks find all that the progress accounts for.
-        put_off: how many looks for many were not made, because they would not.
-        next_decides: the next look for many is made to decide.
-        cancels: where the cancel of each id lies.
+        put_off: how often a look was not made, because it would not.
         refused: the rows of each group that are refused.
+        records: of other dues.
     """
 
     looked_up: list[int] = field(default_factory=list)
@@ -74,41 +74,52 @@ class Site:
     doubtful: set[bytes] = field(default_factory=set)
     is_current: bool = True
     put_off: int = 0
-    next_decides: bool = False
-    cancels: dict[bytes, list[Position]] = field(default_factory=dict)
     refused: dict[int, Refusal] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     counts: NodeCounts = field(default_factory=NodeCounts)
+    records: dict[MessageKey, Reschedule] = field(default_factory=dict)
 
     def basis(self) -> DecisionBasis:
-        status = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, progress=self.progress)
-        return DecisionBasis(0, status, None, leading=True)
+        status = CleanerStatus(
+            "a",
+            "boot",
+            1,
+            0,
+            0,
+            Role.LEADING,
+            epoch=1,
+            progress=self.progress,
+            reschedules=dict(self.records),
+        )
+        return DecisionBasis(0, status, None, leading=True, clock_skew_ms=0)
 
     def basis_of_look(self) -> DecisionBasis:
-        self.next_decides = self.is_current
         self.put_off += not self.is_current
         return self.basis()._replace(current=self.is_current)
 
-    async def find_lone(self, references: list[Reference]) -> LoneIds:
-        decides, self.next_decides = self.next_decides, False
-        (self.decided if decides else self.looked_up).append(len(references))
+    async def find_many(self, references: list[Reference]) -> list[Subject]:
+        self.looked_up.append(len(references))
         await self.goes_on.wait()
-        found = [Found(copies=[Position(OWN, 1, 0)]) for _ in references]
-        for each, reference in zip(found, references, strict=True):
-            if decides:
-                each.cancels = self.cancels[reference.id] * (1 + (reference.id in self.doubtful))
-        return lone_of(found, [each.due_ms or DUE_MS for each in references])
+        return [
+            Subject(
+                each._replace(wheel=None),
+                each,
+                Found((DUE_MS,), [COPY], readable=each.id not in self.doubtful),
+            )
+            for each in references
+        ]
 
     async def decide_many(self, subjects: list[Subject]) -> list[Decided]:
         self.decided.append(len(subjects))
         basis = self.basis()._replace(current=self.is_current)
+        for each in subjects:
+            each.found.readable = True
         return [basis.after_writing(each.key, each.found) for each in subjects]
 
     async def submit(self, columns: Columns, _kind: object) -> object:
         self.written.append(len(columns))
         seq = 1 + sum(self.written)
-        self.cancels |= {bytes(id_): [Position(OWN, seq, 0)] for id_ in columns.ids}
         return SimpleNamespace(wheel=OWN, seq=seq, failed=self.refused)
 
     async def next_change(self) -> None:
@@ -164,26 +175,27 @@ async def test_what_arrives_during_a_look_is_the_next_batch_and_one_group() -> N
         assert site.looked_up == [1, 39]
         site.reach(100)
         assert [await call for call in calls] == [cancelled()] * 40
-    assert sum(site.decided) == 40
+    assert not site.decided, "what was looked up needs no second look"
     ((names, times),) = site.counts.calls.read().items()
     assert (names, sum(times.counts)) == (("cancel", "CANCELLED"), 40)
     assert site.counts.cancel_load() == (0, 0, 0)
     assert site.counts.waiting() == {}
-    assert len(site.decided) <= 2
 
 
 async def test_a_group_stays_together_until_a_look_can_decide_it() -> None:
     """Single looks for thousands, with each progress, would take longer than it lasts."""
-    site = Site(is_current=False)
+    site = Site()
     site.goes_on.set()
     async with site.serving() as groups:
         call = asyncio.create_task(groups.cancel([named(n) for n in range(40)], 9))
         await site.until(lambda: site.written == [40])
-        site.reach(100)
+        site.is_current = False
+        site.reach(1, DUE_MS)
         await site.until(lambda: site.put_off)
+        assert not site.decided
         site.is_current = True
-        site.reach(101)
-        assert await call == cancelled() * 40
+        site.reach(1, DUE_MS + 1)
+        assert await call == [Decided(CancelDecision.ALREADY_DELIVERED)] * 40
     assert site.decided == [40]
 
 
@@ -344,16 +356,11 @@ async def test_what_a_defect_leaves_in_the_table_is_answered_and_can_be_asked_fo
     def broken(*_: object, **__: object) -> None:
         raise KeyError("injected")
 
-    async def find_many(names: list[Reference]) -> list[Subject]:
-        return [Subject(each, each, Found()) for each in names]
-
     async with site.serving() as groups:
         with monkeypatch.context() as defect:
             if where == "written":
                 defect.setattr(WaitingCancels, "add_group", broken)
             else:
-                defect.setattr(DecisionBasis, "are_to_be_written", lambda *_: np.zeros(1, np.bool_))
-                defect.setattr(site, "find_many", find_many, raising=False)
                 defect.setattr(DecisionBasis, "before_writing", broken)
             call = asyncio.create_task(groups.cancel([named(1)], 9))
             await site.until(lambda: groups.kept == 1 and site.looked_up == [1])
@@ -366,7 +373,7 @@ async def test_what_a_defect_leaves_in_the_table_is_answered_and_can_be_asked_fo
         assert groups.kept == 0
 
 
-async def test_what_one_look_does_not_confirm_is_looked_at_alone() -> None:
+async def test_what_progress_alone_does_not_decide_is_looked_at_again() -> None:
     """The others of its group are answered; who joined any of them is, too."""
     site = Site(doubtful={named(2).id})
     site.goes_on.set()
@@ -377,8 +384,32 @@ async def test_what_one_look_does_not_confirm_is_looked_at_alone() -> None:
         await asyncio.sleep(0)
         site.reach(100)
         assert [await call for call in calls] == [cancelled(3), cancelled(), cancelled()]
-    assert (site.looked_up, site.decided, groups.kept) == ([3], [3, 1], 0)
+    assert (site.looked_up, site.decided, groups.kept) == ([3], [1], 0)
     assert groups._named == {}
+
+
+@pytest.mark.parametrize("when", ["looked up", "written"])
+async def test_what_has_had_another_due_since_it_was_looked_up_is_looked_at_again(
+    when: str,
+) -> None:
+    """Its record may be gone when progress reaches the cancel: then its mark is in frames."""
+    site, record = Site(), Reschedule(DUE_MS + 1, COPY)
+    moved, other = named(1), named(2)
+    async with site.serving() as groups:
+        call = asyncio.create_task(groups.cancel([moved, other], 9))
+        await site.until(lambda: site.looked_up)
+        if when == "written":
+            site.goes_on.set()
+            await site.until(lambda: site.written)
+        site.records = {moved.key: record}
+        site.changed.set()
+        await site.until(lambda: not site.changed.is_set())
+        site.records = {}
+        site.goes_on.set()
+        await site.until(lambda: site.written)
+        site.reach(100)
+        await call
+    assert site.decided == [1]
 
 
 async def test_a_message_whose_due_came_first_is_decided_without_its_group() -> None:
@@ -397,7 +428,7 @@ async def test_a_message_whose_due_came_first_is_decided_without_its_group() -> 
     assert isinstance(full, Refusal)
     assert full.reason is Reason.DISK_FULL
     assert [due, last] == [Decided(CancelDecision.ALREADY_DELIVERED), *cancelled()]
-    assert site.decided == [1, 1, 1]
+    assert site.decided == [1]
     assert groups.kept == 0
 
 
@@ -455,14 +486,61 @@ async def test_a_queue_that_does_not_move_takes_nothing_more(
             call.cancel()
 
 
+def pending(
+    call: AwaitedCall[Answered], row: int, reference: Reference, **changes: Any
+) -> PendingCancel:
+    subject = Subject(reference, reference, Found((reference.due_ms or 0,), [COPY]))
+    return PendingCancel(reference, 0, call, row, subject=subject, **changes)
+
+
+@pytest.mark.parametrize(
+    ("what", "decides"),
+    [
+        ("nothing else", True),
+        ("V is short of the cancel", False),
+        ("w has reached the due", False),
+        ("something is done ahead", False),
+        ("another epoch leads", False),
+        ("it was not plain", False),
+        ("a record of another due stands", False),
+        ("it may be a half", False),
+        ("it is due so soon, and there are no halves", True),
+    ],
+)
+async def test_progress_alone_decides_of_a_plain_message(what: str, *, decides: bool) -> None:
+    progress = Progress(DUE_MS - 1, None, {OWN: 5})
+    status = CleanerStatus(
+        "a", "boot", 1, 0, 0, Role.LEADING, epoch=3, progress=progress, needs=KNOWN_SINCE
+    )
+    now_ms = DUE_MS - LONGEST_HOLD_MS - 2 * 7 - 1
+    one = pending(AwaitedCall[Answered].of(1), 0, named(1), plain_in=3, cancel=Position(OWN, 5, 0))
+    match what:
+        case "V is short of the cancel":
+            status = replace(status, progress=Progress(DUE_MS - 1, None, {OWN: 4}))
+        case "w has reached the due":
+            status = replace(status, progress=Progress(DUE_MS, None, {OWN: 5}))
+        case "something is done ahead":
+            ahead = (Done(DUE_MS + 9, None, {}),)
+            status = replace(status, progress=replace(progress, ahead=ahead))
+        case "another epoch leads":
+            status = replace(status, epoch=4)
+        case "it was not plain":
+            one.plain_in = None
+        case "a record of another due stands":
+            status = replace(status, reschedules={one.key: Reschedule(DUE_MS + 1, COPY)})
+        case "it may be a half":
+            now_ms += 1
+        case "it is due so soon, and there are no halves":
+            now_ms, status = now_ms + 1, replace(status, needs=KNOWN_SINCE - 1)
+    basis = DecisionBasis(now_ms, status, None, leading=True, clock_skew_ms=7)
+    assert basis.is_cancelled(one) is decides
+
+
 class TestWaitingCancels:
     def resting(self, waiting: WaitingCancels, seq: int, *dues_ms: int) -> list[PendingCancel]:
         """Adds a group whose cancels are in frames up to this one."""
         call, place = AwaitedCall[Answered].of(len(dues_ms)), Position(OWN, seq, 0)
-        group = [
-            PendingCancel(named(row, due_ms), 0, call, row, key=named(row, due_ms).key)
-            for row, due_ms in enumerate(dues_ms)
-        ]
+        group = [pending(call, row, named(row, due_ms)) for row, due_ms in enumerate(dues_ms)]
         waiting.add_group(group, place, 0)
         return group
 
@@ -482,11 +560,11 @@ class TestWaitingCancels:
 
     async def test_what_may_be_decided_already_is_looked_at_until_it_is(self) -> None:
         waiting = WaitingCancels()
-        pending = PendingCancel(named(1), 0, AwaitedCall[Answered].of(1), 0)
-        waiting.add(pending)
+        one = pending(AwaitedCall[Answered].of(1), 0, named(1))
+        waiting.add(one)
         for _ in range(2):
-            assert waiting.covered(Progress(0, None)) == [pending]
-        pending.waits = False
+            assert waiting.covered(Progress(0, None)) == [one]
+        one.waits = False
         assert waiting.covered(Progress(0, None)) == []
 
     async def test_all_are_looked_at_when_w_was_set_back(self) -> None:

@@ -15,7 +15,6 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -36,7 +35,6 @@ from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
-from support.server.lone import lone_of
 from support.server.views import node_view
 from support.wheels.messages import Message, columns_of
 
@@ -110,14 +108,6 @@ class Site:
             self.during.pop(0)()
         return [self.scans.pop(0) if len(self.scans) > 1 else self.scans[0] for _ in references]
 
-    async def find_lone(self, references: list[Reference]) -> LoneIds:
-        """The next scan, unless something about the message is out of the ordinary."""
-        next_found = self.scans[0]
-        lone = lone_of([next_found] * len(references), [self.due_ms] * len(references))
-        if lone.is_lone.all():
-            await self.find_many(references)
-        return lone
-
     def leader_address(self) -> None:
         return None
 
@@ -162,7 +152,7 @@ class Site:
     def finder(self) -> MessageFinder:
         view = node_view(self.status, cleaner=self.cleaner)
         return MessageFinder(
-            view, cast("Queries", self), cast("CallsToNodes", self), cast("AskedPlaces", self)
+            view, cast("Queries", self), cast("CallsToNodes", self), cast("AskedPlaces", self), 0
         )
 
     @asynccontextmanager
@@ -228,7 +218,7 @@ async def test_once_found_by_its_handle_it_stays_that_message() -> None:
     handle = pb.MessageRef(handle=f"{OWN}:{slot}:{bytes(16).hex()}:orders")
     assert await site.cancel(handle) == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
     pinned = Reference(slot, bytes(16), "orders", site.due_ms, OWN)
-    assert site.asked == [pinned._replace(due_ms=None), pinned._replace(wheel=None), pinned]
+    assert site.asked == [pinned._replace(due_ms=None), pinned]
 
 
 async def test_a_cancel_that_a_next_leader_took_meanwhile_is_not_passed_over() -> None:

@@ -185,7 +185,7 @@ class Looks:
         progress = Progress(0, None, {WHEEL: 1, LEADERS: 1})
         status = cleaner_status(progress=progress, wheels={WHEEL: record, LEADERS: record})
         own = heartbeat("n1", wheels={WHEEL: held, LEADERS: held})
-        return DecisionBasis(wall_ms(), status, None, leading=False).of_look(own)
+        return DecisionBasis(wall_ms(), status, None, leading=False, clock_skew_ms=0).of_look(own)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
@@ -27,7 +27,6 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
-from support.server.lone import lone_of
 from support.wheels.messages import Message, columns_of
 
 OWN = WheelId("a", 1)
@@ -84,7 +83,9 @@ class Site:
 
     def _basis_of_look(self) -> DecisionBasis:
         own = heartbeat("a", wheels={OWN: wheel_heartbeat(self.held)})
-        return DecisionBasis(wall_ms(), self.status, None, leading=False).of_look(own)
+        return DecisionBasis(wall_ms(), self.status, None, leading=False, clock_skew_ms=0).of_look(
+            own
+        )
 
     def is_deleted(self, _reference: Reference) -> bool:
         return self.is_finished
@@ -92,14 +93,15 @@ class Site:
     def knows_all(self) -> bool:
         return isinstance(self.found, Found) and self.found.complete
 
-    async def find_lone(self, references: Sequence[Reference]) -> LoneIds:
+    async def are_absent(self, references: Sequence[Reference]) -> NDArray[np.bool_]:
         self.looks.append(len(references))
         if self.stuck is not None:
             await self.stuck.wait()
         if isinstance(self.found, Exception):
             raise self.found
-        count = len(references)
-        return lone_of([self.found] * count, [DUE_MS] * count)
+        found = self.found
+        is_absent = not (found.copies or found.cancels) and found.readable
+        return np.full(len(references), is_absent)
 
     async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
         assert isinstance(self.found, Found)

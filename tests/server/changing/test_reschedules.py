@@ -418,7 +418,7 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
     leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
     view = SimpleNamespace(cleaner=leading)
     others = SimpleNamespace()
-    finder = MessageFinder(*cast("Any", (view, others, others, others)))
+    finder = MessageFinder(*cast("Any", (view, others, others, others, 0)))
     monkeypatch.setattr(finder, "find", never)
     others.read_ahead = AsyncMock()
     reschedules = Reschedules(

@@ -157,7 +157,8 @@ def view_of(
 
 def cancels_of(view: NodeView, other_nodes: CallsToNodes) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
-    finder = MessageFinder(view, object.__new__(Queries), other_nodes, object.__new__(AskedPlaces))
+    queries, places = object.__new__(Queries), object.__new__(AskedPlaces)
+    finder = MessageFinder(view, queries, other_nodes, places, 0)
     passed_on = PassedChanges(other_nodes.cancel, Reason.CANCEL_UNKNOWN)
     return Cancels(finder, object.__new__(CancelGroups), passed_on)
 
@@ -174,9 +175,8 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
 
 async def test_what_a_node_passed_on_is_answered_where_it_arrives() -> None:
     view = view_of("there")
-    finder = MessageFinder(
-        view, object.__new__(Queries), CallsToNodes(view), object.__new__(AskedPlaces)
-    )
+    queries, places = object.__new__(Queries), object.__new__(AskedPlaces)
+    finder = MessageFinder(view, queries, CallsToNodes(view), places, 0)
     assert finder.leader_address(ANYBODY) == "there"
     assert finder.leader_address(A_NODE) is None
 

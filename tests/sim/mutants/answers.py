@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cleaner.due.rows import MessageOutcome
@@ -42,13 +39,7 @@ def _instead_of_writing(answer: CancelDecision) -> Callable[[], list[Patch]]:
         decision = decide(view)
         return answer if decision is CancelDecision.WRITE else decision
 
-    def none(due_ms: NDArray[np.int64], *_: Any) -> NDArray[np.bool_]:
-        return np.zeros(len(due_ms), np.bool_)
-
-    return lambda: [
-        everywhere(cancel.before_writing, before_writing),
-        everywhere(cancel.are_to_be_written, none),
-    ]
+    return lambda: [everywhere(cancel.before_writing, before_writing)]
 
 
 def cancelled_is_answered_not_found() -> list[Patch]:

@@ -25,7 +25,12 @@ from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
 from delaywheel_replica.core.protocol import seal
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.seal import Seal
-from delaywheel_replica.server.changing.pending import PendingCancel, WaitingCancels
+from delaywheel_replica.server.changing.cancel_groups import CancelGroups
+from delaywheel_replica.server.changing.pending import (
+    DecisionBasis,
+    PendingCancel,
+    WaitingCancels,
+)
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 Rows = NDArray[np.intp]
@@ -165,7 +170,13 @@ def many_cancels_as_one() -> list[Patch]:
         reached = None if view.progress is None else view.progress.order
         return first.setdefault((reached, view.current), real(view))
 
-    return [everywhere(real, as_the_first)]
+    alone = cancelling.is_cancelled
+    first_alone: dict[object, bool] = {}
+
+    def as_the_first_alone(due_ms: int, cancel: Position, progress: Progress) -> bool:
+        return first_alone.setdefault(progress.order, alone(due_ms, cancel, progress))
+
+    return [everywhere(real, as_the_first), everywhere(alone, as_the_first_alone)]
 
 
 def rescheduled_is_not_withdrawn() -> list[Patch]:
@@ -200,7 +211,17 @@ def cancelled_though_rescheduled() -> list[Patch]:
     def after_writing(view: CancelView) -> CancelDecision:
         return real(replace(view, rescheduled=False))
 
-    return [everywhere(cancelling.after_writing, after_writing)]
+    alone = DecisionBasis.is_cancelled
+
+    def is_cancelled(self: DecisionBasis, pending: PendingCancel) -> bool:
+        assert self.status is not None
+        return alone(self._replace(status=replace(self.status, reschedules={})), pending)
+
+    return [
+        everywhere(cancelling.after_writing, after_writing),
+        instead(DecisionBasis, "is_cancelled", is_cancelled),
+        instead(CancelGroups, "_note_moved", lambda _: None),
+    ]
 
 
 def cancelled_with_unreadable_rows() -> list[Patch]:

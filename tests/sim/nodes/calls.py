@@ -200,7 +200,7 @@ class Calls:
             halves_topic=server.world.names.halves,
         )
         others = _CallsToNodes(view, server)
-        finder = MessageFinder(view, queries, others, places)
+        finder = MessageFinder(view, queries, others, places, CLOCK_SKEW_MS)
         self._groups = CancelGroups(
             finder, self._writing, ask=self._tell, next_change=self._next_change
         )

@@ -43,6 +43,11 @@ frame up to V of the deciding progress. By any other look, and by one that finds
 longer, CANCELLED is WAIT, and ALREADY_DELIVERED is UNKNOWN: a cancel may have been written and
 taken since.
 
+Nearly every message is plain: it is no half, and a current look before writing could read its
+second, and found neither a cancel nor another due, by a mark or a record. As long as the same epoch
+leads, and no record of it appears, its own cancel decides alone (`is_cancelled`), without another
+look: no other leader has written anything, and a mark lies there only after its record was seen.
+
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
 mark lies in the slot: the cancel of an id that is made of both dues (core/protocol/reschedules.py).
 A current look finds the mark of an earlier reschedule, which is <= V; before deciding a later one
@@ -64,9 +69,6 @@ a cancel it was forwarded, or its sender was asked: ALREADY_DELIVERED says no mo
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-
-import numpy as np
-from numpy.typing import NDArray
 
 from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.control import WheelRecord
@@ -202,29 +204,13 @@ def after_writing(view: CancelView) -> CancelDecision:
     return _done(view) if _is_done(view, progress) else CancelDecision.WAIT
 
 
-def are_to_be_written(
-    due_ms: NDArray[np.int64], now_ms: int, progress: Progress
-) -> NDArray[np.bool_]:
-    """Decides for many, on a leader's node, before writing: where this is true, WRITE.
+def is_cancelled(due_ms: int, cancel: Position, progress: Progress) -> bool:
+    """Decides about a plain message after writing, without another look: CANCELLED.
 
-    Each has a copy, wherever that is, no cancel, and was not rescheduled. Where it is false,
-    `before_writing` says what to do.
+    Where it is false, `after_writing` says what to do.
     """
-    if progress.ahead:
-        return np.zeros(len(due_ms), np.bool_)
-    soonest_ms = max(progress.last_due_ms, now_ms + TOO_LATE_MS, progress.floor * 1000 - 1)
-    return due_ms > soonest_ms
-
-
-def are_cancelled(due_ms: NDArray[np.int64], progress: Progress) -> NDArray[np.bool_]:
-    """Decides for many after writing: where this is true, CANCELLED.
-
-    A current look found a cancel with c <= V of each, and that it was not rescheduled. Where it is
-    false, `after_writing` says what to do.
-    """
-    if progress.ahead:
-        return np.zeros(len(due_ms), np.bool_)
-    return due_ms > progress.due_ms
+    is_taken = cancel.seq <= progress.seq(cancel.wheel)
+    return is_taken and due_ms > progress.due_ms and not progress.ahead
 
 
 def _done(view: CancelView) -> CancelDecision:

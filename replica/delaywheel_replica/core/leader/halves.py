@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -50,6 +51,14 @@ KNOWN_SINCE: Final = 3
 def are_known(needs: int) -> bool:
     """Whether no leader can be without halves: the control topic says what each has to know."""
     return needs >= KNOWN_SINCE
+
+
+def may_be_half(needs: int, left_ms: int, clock_skew_ms: int) -> bool:
+    """Whether a message that is due in so long may be a half.
+
+    By the clocks of who made the half, of the node that took it, and of the one that asks.
+    """
+    return are_known(needs) and left_ms <= LONGEST_HOLD_MS + 2 * clock_skew_ms
 
 
 def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> list[str]:

@@ -5,10 +5,10 @@
 | queued | the batch before it was looked up | taken; dropped, if no caller waits for it any more |
 | taken | it is looked up, with all of its batch | answered; to be written; waits |
 | to be written | W members hold the cancels of its group | waits; refused |
-| waiting | a look decides it by committed progress, or `WAIT_S` have passed | answered |
+| waiting | committed progress decides it, or a look by that, or `WAIT_S` have passed | answered |
 | done, and progress does not show in which order | what became of it is found in Kafka | answered |
 
-Each of the two looks is one for all that are lone, and then one for all others (pending.py).
+A plain message is looked up once, before its cancel is written; then progress decides (pending.py).
 
 What arrives while a batch is looked up forms the next one, and batches begin `BATCHES_APART_S`
 apart, or as soon as `_WORTH_A_BATCH` wait: a single cancel waits for nothing, the cost of a batch
@@ -30,10 +30,8 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import compress, takewhile
+from itertools import takewhile
 from typing import Final
-
-import numpy as np
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
@@ -108,6 +106,7 @@ class CancelGroups:
         self._queued = 0  # messages
         self._named: dict[Reference, PendingCancel] = {}  # by what callers call it
         self._pending: dict[MessageKey, PendingCancel] = {}  # that were looked up
+        self._moved = set[MessageKey]()  # had a record of another due since the look began
         self._waiting = WaitingCancels()
         self._arrived = asyncio.Event()
         self._news = asyncio.Event()
@@ -251,7 +250,7 @@ class CancelGroups:
 
         It is no longer among those that wait for progress, which decides nothing of it any more.
         """
-        subject, pending.waits = pending.by_itself(), False
+        subject, pending.waits = pending.found_as, False
         if not subject.found.cancels or self._looked_for_in_kafka >= _IN_KAFKA_AT_ONCE:
             self._settle(pending, Decided(CancelDecision.UNKNOWN))
             return
@@ -305,69 +304,44 @@ class CancelGroups:
         return batch
 
     async def _look_up(self, batch: list[PendingCancel]) -> None:
+        """Looks for messages, and has cancels written."""
         taken_ms = monotonic_ms()
         self._counts.cancel_stages["queued"] += sum(taken_ms - each.since_ms for each in batch)
-        others = await self._begin_lone(batch)
-        self._spent("looked_up", len(batch) - len(others), taken_ms)
-        if others:
-            basis = self._finder.basis_of_look()
-            subjects = await self._finder.find_many([each.named for each in others])
-            self._spent("looked_up", len(others), taken_ms)
-            await self._begin_others(others, subjects, basis)
-
-    async def _begin_lone(self, batch: list[PendingCancel]) -> list[PendingCancel]:
-        """Looks for messages, and has cancels of lone ones written; returns the others."""
-        lone = await self._finder.find_lone([each.named for each in batch])
-        are_to_be_written = self._finder.basis().are_to_be_written(lone)
-        rows = np.flatnonzero(are_to_be_written)
+        self._moved.clear()
+        basis = self._finder.basis_of_look()
+        subjects = await self._finder.find_many([each.named for each in batch])
+        self._spent("looked_up", len(batch), taken_ms)
         to_write: list[PendingCancel] = []
-        dues_ms, numbers = lone.due_ms[rows].tolist(), lone.rows[rows].tolist()
-        copies = map(Position, lone.wheels[rows].tolist(), lone.seqs[rows].tolist(), numbers)
-        for row, due_ms, copy in zip(rows.tolist(), dues_ms, copies, strict=True):
-            pending = batch[row]
-            if self._enter(pending, pending.named.at(due_ms)):
-                pending.copy = copy
-                to_write.append(pending)
-        if to_write:
-            self._start(self._write(to_write))
-        return [batch[row] for row in np.flatnonzero(~are_to_be_written).tolist()]
-
-    async def _begin_others(
-        self,
-        others: list[PendingCancel],
-        subjects: Sequence[Subject | RequestRefusedError],
-        basis: DecisionBasis,
-    ) -> None:
-        to_write: list[PendingCancel] = []
-        for number, (pending, subject) in enumerate(zip(others, subjects, strict=True)):
+        for number, (pending, subject) in enumerate(zip(batch, subjects, strict=True)):
             if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
                 basis = basis._replace(now_ms=wall_ms())
             if isinstance(subject, RequestRefusedError):
                 self._refuse(pending, subject.refusal)
-            elif self._enter(pending, subject.key) and self._begin(pending, subject, basis):
+            elif self._enter(pending, subject) and self._begin(pending, subject, basis):
                 to_write.append(pending)
         if to_write:
             self._start(self._write(to_write))
 
-    def _enter(self, pending: PendingCancel, key: MessageKey) -> bool:
+    def _enter(self, pending: PendingCancel, subject: Subject) -> bool:
         """Enters a message by what it is; False: it is there already, by another name."""
-        known = self._pending.setdefault(key, pending)
+        known = self._pending.setdefault(subject.key, pending)
         if known is not pending:
             known.absorb(pending)
             self._named[pending.named] = known
             return False
-        pending.key = key
+        pending.subject = subject
         return True
 
     def _begin(self, pending: PendingCancel, subject: Subject, basis: DecisionBasis) -> bool:
         """Decides about one message; returns whether its cancel is to be written."""
-        pending.subject = subject
         if not subject.found.copies:  # perhaps deleted since the look began, as the floor says
             basis = self._finder.basis()
         decided = basis.before_writing(pending.key, subject.found)
         decision = decided.decision
         if decision is CancelDecision.WRITE:
+            if subject.key not in self._moved:
+                pending.plain_in = basis.plain_in(subject)
             return True
         if decision is CancelDecision.WAIT:
             self._waiting.add(pending)
@@ -384,7 +358,7 @@ class CancelGroups:
 
     def _refuse(self, pending: PendingCancel, refusal: Refusal) -> None:
         """Answers for a message that could not be looked up."""
-        if self._named.get(pending.named) is pending and pending.key not in self._pending:
+        if self._named.get(pending.named) is pending and pending.subject is None:
             del self._named[pending.named]
             pending.settle(refusal)
 
@@ -451,7 +425,19 @@ class CancelGroups:
     async def _watch(self) -> None:
         while True:
             await self._next_change()
+            self._note_moved()
             self._news.set()
+
+    def _note_moved(self) -> None:
+        """Notes the records of other dues: they stand until this process has had marks written.
+
+        What waits, or is being looked up, and has had one is not plain any more.
+        """
+        status = self._finder.basis().status
+        if status is not None and status.reschedules:
+            self._moved |= status.reschedules.keys()
+            for key in status.reschedules.keys() & self._pending.keys():
+                self._pending[key].plain_in = None
 
     async def _follow(self) -> None:
         while True:
@@ -479,51 +465,34 @@ class CancelGroups:
 
     async def _decide(self) -> None:
         """Decides what the present progress covers."""
-        progress = self._finder.basis().progress
-        if progress is None:
+        basis = self._finder.basis_of_look()
+        if basis.progress is None:
             return
-        covered = self._waiting.covered(progress)
-        for begin in range(0, len(covered), _BATCH):
-            await self._look_again(covered[begin : begin + _BATCH])
-
-    async def _look_again(self, covered: Sequence[PendingCancel]) -> None:
-        """Looks for messages again, and decides about them."""
+        covered = self._waiting.covered(basis.progress)
         now_ms = monotonic_ms()
         for pending in covered:
             if pending.written_ms:
                 self._counts.cancel_stages["taken"] += now_ms - pending.written_ms
                 pending.written_ms = 0
-        others = [each for each in covered if each.subject is not None]
-        if len(others) < len(covered):
-            others += await self._decide_lone([each for each in covered if each.subject is None])
-        if not others:
-            return
+        cancelled = [each for each in covered if basis.is_cancelled(each)]
+        await self._settle_all(cancelled, Decided(CancelDecision.CANCELLED))
+        # Plain ones wait together for a look that can decide them.
+        left = [each for each in covered if each.waits and (basis.current or each.plain_in is None)]
+        for begin in range(0, len(left), _BATCH):
+            await self._look_again(left[begin : begin + _BATCH])
+
+    async def _look_again(self, left: Sequence[PendingCancel]) -> None:
+        """Looks for messages again, and decides about them."""
         begun_ms = monotonic_ms()
-        all_decided = await self._finder.decide_many([each.by_itself() for each in others])
-        self._spent("confirmed", len(others), begun_ms)
-        for number, (pending, decided) in enumerate(zip(others, all_decided, strict=True), 1):
+        all_decided = await self._finder.decide_many([each.found_as for each in left])
+        self._spent("confirmed", len(left), begun_ms)
+        for number, (pending, decided) in enumerate(zip(left, all_decided, strict=True), 1):
             if decided.decision is CancelDecision.UNKNOWN:
                 self._look_in_kafka(pending)
             elif decided.decision is not CancelDecision.WAIT:
                 self._settle(pending, decided)
             if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-
-    async def _decide_lone(self, lone: list[PendingCancel]) -> list[PendingCancel]:
-        """Looks for lone messages again, and answers for those that are cancelled.
-
-        Returns:
-            Those that are to be looked at by themselves.
-        """
-        basis, begun_ms = self._finder.basis_of_look(), monotonic_ms()
-        if not basis.current:
-            return []  # they wait for another progress, together
-        found = await self._finder.find_lone([Reference.of(each.key) for each in lone])
-        are_cancelled = basis.are_cancelled(found)
-        self._spent("confirmed", len(lone), begun_ms)
-        cancelled = [*compress(lone, are_cancelled.tolist())]
-        await self._settle_all(cancelled, Decided(CancelDecision.CANCELLED))
-        return [*compress(lone, (~are_cancelled).tolist())]
 
 
 def _outcome_of(answered: Answered) -> str:

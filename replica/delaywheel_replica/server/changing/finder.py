@@ -11,7 +11,6 @@ from typing import Final, Generic, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_GROUP
-from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision, others_to_ask
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -72,12 +71,18 @@ class MessageFinder:
     """Finds messages, and examines them until they are decided. For the event loop's thread."""
 
     def __init__(
-        self, view: NodeView, queries: Queries, other_nodes: CallsToNodes, places: AskedPlaces
+        self,
+        view: NodeView,
+        queries: Queries,
+        other_nodes: CallsToNodes,
+        places: AskedPlaces,
+        clock_skew_ms: int,
     ) -> None:
         self._view = view
         self._queries = queries
         self._other_nodes = other_nodes
         self._places = places
+        self._clock_skew_ms = clock_skew_ms
         self._finds = SharedLook(self.find_many)
         self._decides = SharedLook(self.decide_many)
 
@@ -97,8 +102,9 @@ class MessageFinder:
     def basis(self) -> DecisionBasis:
         """Returns what decisions are based on now."""
         cleaner = self._view.cleaner
+        is_leading = cleaner.leading() is not None
         return DecisionBasis(
-            wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None
+            wall_ms(), cleaner.status, cleaner.before, is_leading, self._clock_skew_ms
         )
 
     def basis_of_look(self) -> DecisionBasis:
@@ -114,10 +120,6 @@ class MessageFinder:
             else Subject(_pinned(reference, each), reference, each)
             for reference, each in zip(named, found, strict=True)
         ]
-
-    async def find_lone(self, named: Sequence[Reference]) -> LoneIds:
-        """Finds messages that are lone; `find_many` finds the others."""
-        return await self._queries.find_lone(named)
 
     async def known(self, references: Sequence[Reference]) -> list[Decided | Refusal]:
         """Decides by what is known, without writing anything."""

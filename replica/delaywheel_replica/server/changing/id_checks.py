@@ -219,9 +219,9 @@ class IdChecks:
         basis = self._basis_of_look()
         is_new = IdVerdict.CHECKED if self._queries.knows_all() else IdVerdict.UNKNOWN
         # Nearly always an id is new: those are found together, without an object for each.
-        lone = await self._queries.find_lone([each.reference for each in wanted])
+        are_absent = await self._queries.are_absent([each.reference for each in wanted])
         verdicts, to_read = [is_new] * len(wanted), dict[int, Found]()
-        numbers = np.flatnonzero(~lone.is_absent).tolist()
+        numbers = np.flatnonzero(~are_absent).tolist()
         found = await self._queries.find_many([wanted[number].reference for number in numbers])
         for count, (number, one) in enumerate(zip(numbers, found, strict=True)):
             if count % DECIDED_AT_ONCE == DECIDED_AT_ONCE - 1:

@@ -1,9 +1,9 @@
 """Messages to be cancelled: what a node knows of one, and what follows from that.
 
 A message is one `PendingCancel` from the call that names it until progress decides, whoever asks
-for it. There are thousands, so what is done with many is done by lists and columns. Once its cancel
-is written it waits among `WaitingCancels`, with all others of its group, so that a new progress
-costs what it decides, not what waits. It is looked at
+for it. There are thousands, so what is done with many is done by lists. Once its cancel is written
+it waits among `WaitingCancels`, with all others of its group, so that a new progress costs what it
+decides, not what waits. It is looked at
 
 | once | because |
 |---|---|
@@ -11,16 +11,9 @@ costs what it decides, not what waits. It is looked at
 | w has reached its due | it may be done |
 | w was set back | what was done stays done, ahead of w |
 
-and from then on with each progress, until it is decided.
-
-Nearly every message is lone (`LoneIds`): it has one copy, and no cancel but the one that is
-written now. Those are decided together, without an object for what was found of each; any other
-message by itself, as a `Subject`.
-
-| | lone messages | one message |
-|---|---|---|
-| before a cancel is written | `are_to_be_written` | `before_writing` |
-| after that | `are_cancelled` | `after_writing` |
+and from then on with each progress, until it is decided. Nearly every message is *plain*: the look
+before its cancel was written has shown that only this cancel can end it before its due. So progress
+alone decides (`DecisionBasis.is_cancelled`); any other message is looked up again.
 
 Without I/O and clocks: the simulation uses these classes too.
 """
@@ -28,20 +21,16 @@ Without I/O and clocks: the simulation uses these classes too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
     CancelView,
     after_writing,
-    are_cancelled,
-    are_to_be_written,
     before_writing,
+    is_cancelled,
 )
+from delaywheel_replica.core.leader.halves import may_be_half
 from delaywheel_replica.core.leader.holders import holds_progress
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -51,8 +40,6 @@ from delaywheel_replica.server.changing.awaited import NamingCall, Waiters
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.refusals import Refusal
-
-_NO_KEY: Final = MessageKey(b"", 0, "")
 
 
 class Decided(NamedTuple):
@@ -99,6 +86,7 @@ class DecisionBasis(NamedTuple):
         status: The cleaner's status; None: there is none yet.
         before: What was committed directly before its progress; None: unknown.
         leading: The cleaner leads, and its status is fresh.
+        clock_skew_ms: By how much clocks may differ.
         current: A look that begins now finds every frame up to V of its progress.
     """
 
@@ -106,6 +94,7 @@ class DecisionBasis(NamedTuple):
     status: CleanerStatus | None
     before: Progress | None
     leading: bool
+    clock_skew_ms: int
     current: bool = False
 
     @property
@@ -146,23 +135,30 @@ class DecisionBasis(NamedTuple):
         """Decides once a cancel has been written, or found."""
         return self._with_due(after_writing(self.view(key, found)), key, found)
 
-    def are_to_be_written(self, lone: LoneIds) -> NDArray[np.bool_]:
-        """Which messages get a cancel; where this is false, `before_writing` says what they get."""
-        if not self.leading or self.progress is None:
-            return np.zeros(len(lone.is_lone), np.bool_)
-        written = are_to_be_written(lone.due_ms, self.now_ms, self.progress)
-        written &= lone.is_lone & (lone.cancel_seqs == 0)
-        return written
+    def plain_in(self, subject: Subject) -> int | None:
+        """The leader's epoch, if a message that is to be written is plain by a look of this basis.
 
-    def are_cancelled(self, lone: LoneIds) -> NDArray[np.bool_]:
-        """Which messages are cancelled; where this is false, `after_writing` says what they are."""
-        progress = self.progress
-        if not self.current or progress is None:
-            return np.zeros(len(lone.is_lone), np.bool_)
-        wheels = zip(lone.cancel_wheels.tolist(), lone.is_lone.tolist(), strict=True)
-        seqs = [progress.seq(wheel) if is_lone else 0 for wheel, is_lone in wheels]
-        is_taken = (lone.cancel_seqs > 0) & (lone.cancel_seqs <= np.array(seqs, np.int64))
-        return lone.is_lone & is_taken & are_cancelled(lone.due_ms, progress)
+        Its second could be read, and had no other cancel, no commit and no mark: so what else could
+        end it, or give it another due, comes in this epoch, and shows (`is_cancelled`).
+        """
+        is_plain = self.current and subject.found.readable
+        return self.status.epoch if is_plain and self.status is not None else None
+
+    def is_cancelled(self, pending: PendingCancel) -> bool:
+        """Whether progress alone shows that a plain message is cancelled."""
+        status, cancel, due_ms = self.status, pending.cancel, pending.key.due_ms
+        if status is None or status.progress is None or cancel is None:
+            return False
+        if pending.plain_in is None or pending.plain_in != status.epoch:
+            return False
+        if pending.key in status.reschedules:
+            return False
+        return not self.may_be_half(due_ms) and is_cancelled(due_ms, cancel, status.progress)
+
+    def may_be_half(self, due_ms: int) -> bool:
+        """Whether a message with this due may be a half, which a commit may end before."""
+        needs = 0 if self.status is None else self.status.needs
+        return may_be_half(needs, due_ms - self.now_ms, self.clock_skew_ms)
 
     def _with_due(self, decision: CancelDecision, key: MessageKey, found: Found) -> Decided:
         if decision is not CancelDecision.RESCHEDULED:
@@ -183,9 +179,8 @@ class PendingCancel:
         others: Who else waits for it, if anybody does.
         other_names: What some of these call it, where that is something else.
         is_taken: It is being looked up, or was.
-        key: The message, once it was looked up.
-        copy: Where it lies, if it is lone, until it is looked at by itself.
-        subject: What is known of it, if it is looked at by itself.
+        subject: What the last look of it found; None: it was not looked up yet.
+        plain_in: The leader's epoch in which progress alone decides; None: it is looked up again.
         is_written: A cancel of it was written for these callers, or is being written.
         cancel: Some frame up to this one has that cancel; None: it is not written yet.
         written_ms: When it was written; 0: not yet, or it was counted since.
@@ -199,13 +194,23 @@ class PendingCancel:
     others: Waiters[Answered] | None = None
     other_names: tuple[Reference, ...] = ()
     is_taken: bool = False
-    key: MessageKey = _NO_KEY
-    copy: Position | None = None
     subject: Subject | None = None
+    plain_in: int | None = None
     is_written: bool = False
     cancel: Position | None = None
     written_ms: int = 0
     waits: bool = False
+
+    @property
+    def found_as(self) -> Subject:
+        """What the last look of it found, once it was looked up."""
+        assert self.subject is not None
+        return self.subject
+
+    @property
+    def key(self) -> MessageKey:
+        """The message, once it was looked up."""
+        return self.found_as.key
 
     @property
     def is_awaited(self) -> bool:
@@ -224,16 +229,6 @@ class PendingCancel:
         for call, row in ((other.call, other.row), *(other.others or ())):
             self.join(call, row)
         self.other_names = (*self.other_names, other.named)
-
-    def by_itself(self) -> Subject:
-        """Returns what is known of it, for a look of its own."""
-        if self.subject is None:
-            assert self.copy is not None
-            assert self.cancel is not None
-            pinned = Reference.of(self.key, self.named.wheel)
-            found = Found((self.key.due_ms,), [self.copy], [self.cancel])
-            self.subject = Subject(pinned, self.named, found)
-        return self.subject
 
     def settle(self, answered: Answered) -> None:
         """Tells all callers."""
@@ -271,8 +266,7 @@ class WaitingCancels:
         """Adds messages whose cancels are in some frame up to this one, since now."""
         for each in written:
             each.cancel, each.written_ms, each.waits = place, now_ms, True
-            if each.subject is not None:
-                each.subject.found.cancels.append(place)
+            each.found_as.found.cancels.append(place)
         self._groups.append(_Group.of(written, place))
 
     def add(self, cancel: PendingCancel) -> None:

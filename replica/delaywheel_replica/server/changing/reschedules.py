@@ -35,7 +35,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import MOST
@@ -417,17 +416,14 @@ class Reschedules:
             attempt.to_ms = max(wall_ms(), until_ms) + attempt.ahead_ms
             attempt.ahead_ms *= 2
             there = (await self._finder.find(Reference.of(subject.key.at(attempt.to_ms)))).found
-        if self._may_be_half(subject.key.due_ms) and await self._finder.is_half(subject):
+        basis = self._finder.basis()
+        if basis.may_be_half(subject.key.due_ms) and await self._finder.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
         progress = self._finder.basis().progress
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
         await self._check_free(subject.key.at(attempt.to_ms), there)
         return RescheduleProposal(subject.key, attempt.to_ms, self._finder.place(subject.found))
-
-    def _may_be_half(self, due_ms: int) -> bool:
-        """Whether a message is due so soon that it may be a half, by any two nodes' clocks."""
-        return due_ms - wall_ms() <= LONGEST_HOLD_MS + 2 * self._span.clock_skew_ms
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
         """Returns a handle of the message at the new due: any wheel finds it."""

@@ -17,13 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_DELIVER_AT
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
-from delaywheel.storage.reading.ids import LoneIds
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
@@ -147,21 +149,17 @@ class Queries:
         """
         return [found for found, _ in await self._find(references, "", with_frames=False)]
 
-    async def find_lone(self, references: Sequence[Reference]) -> LoneIds:
-        """Finds messages that nothing is out of the ordinary about; see `Scanner.find_lone`.
+    async def are_absent(self, references: Sequence[Reference]) -> NDArray[np.bool_]:
+        """Which messages have no row here, as far as their seconds are not deleted."""
+        scanner, absent = self._scanner, np.zeros(len(references), np.bool_)
 
-        No message below the floor is lone, but what is absent may be below it.
-        """
-        floor = self._floor()
-
-        def look(some: Sequence[Reference]) -> LoneIds:
+        def look(some: Sequence[Reference]) -> NDArray[np.bool_]:
             scope = self._scope()
-            return self._scanner.find_lone(
-                some, scope.limits, lost=scope.lost, reschedules=scope.reschedules
-            )
+            return scanner.are_absent(some, scope.limits, scope.lost)
 
-        lone = LoneIds.joined([part async for part in self._in_turns(references, "", look)])
-        return lone.where(lone.due_ms >= floor * 1000)
+        async for rows, part in self._in_turns(references, "", look):
+            absent[rows] = part
+        return absent
 
     async def read_ahead(self, references: Sequence[Reference], principal: str | None) -> None:
         """Reads the seconds of a call's messages that the index lacks, if these are many.

@@ -22,7 +22,7 @@ from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.reading.id_index import IdIndex, Look
-from delaywheel.storage.reading.ids import LoneIds, SoughtIds
+from delaywheel.storage.reading.ids import SoughtIds
 from delaywheel.storage.reading.passing_over import PassedSecond
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
@@ -137,9 +137,10 @@ class _RowsOfId:
         if len(dues_ms) == 1:
             (due_ms,) = dues_ms
             found.copies = self._with(Kind.MESSAGES, due_ms)
-            found.cancels = self._with(Kind.CANCELS, due_ms)
-            found.commits = self._with(Kind.COMMITS, due_ms)
-            found.releases = self._with(Kind.RELEASES, due_ms)
+            if len(self.by_kind) > 1:
+                found.cancels = self._with(Kind.CANCELS, due_ms)
+                found.commits = self._with(Kind.COMMITS, due_ms)
+                found.releases = self._with(Kind.RELEASES, due_ms)
             found.rescheduled_to = marked.get(due_ms)
 
     def _with(self, kind: Kind, due_ms: int) -> list[Position]:
@@ -174,13 +175,15 @@ class _Looked:
         ids = self.marks.get((mark_begin(key), key.due_ms))
         return None if ids is None else marked_due(key, ids)
 
-    def found(self, reference: Reference, decided: Mapping[int, Reschedule]) -> Found:
+    def found(
+        self, name: _NameInSecond, reference: Reference, decided: Mapping[int, Reschedule]
+    ) -> Found:
         """Returns what was found of a message.
 
         Args:
             decided: Decisions about messages of its topic and id, by due.
         """
-        found, rows = Found(), self.rows[_sought(reference)]
+        found, rows = Found(), self.rows[name]
         marked = {}
         if self.marks and rows.has_several:
             for due_ms in rows.dues_ms:
@@ -255,15 +258,15 @@ class Scanner:
             What was found of each, in the same order.
         """
         self._follow(limits, lost)
-        looked = _Looked()
-        keys = {each.key for each in references if each.due_ms is not None}
-        self._look(looked, map(_sought, references), keys)
-        self._look(looked, (), looked.perhaps_moved() - keys)
+        looked, names = _Looked(), [*map(_sought, references)]
+        self._look(looked, names, ())
+        self._look(looked, (), looked.perhaps_moved())
         decided: dict[tuple[bytes, str], dict[int, Reschedule]] = {}
         for key, record in reschedules.items():
             decided.setdefault((key.id, key.topic), {})[key.due_ms] = record
         all_found = [
-            looked.found(each, decided.get((each.id, each.topic), {})) for each in references
+            looked.found(name, each, decided.get((each.id, each.topic), {}))
+            for name, each in zip(names, references, strict=True)
         ]
         for found in all_found:
             found.looked = limits if found.readable else _NOWHERE
@@ -300,77 +303,30 @@ class Scanner:
         if look.missing:
             looked.unreadable |= slots
 
-    def find_lone(
-        self,
-        references: Sequence[Reference],
-        limits: Mapping[WheelId, int],
-        *,
-        lost: FrameSet = NO_FRAMES,
-        reschedules: Mapping[MessageKey, Reschedule] = _NONE,
-    ) -> LoneIds:
-        """Finds messages that nothing is out of the ordinary about; see `find_many`.
-
-        Those have one copy, in the wheel that is named, and no other due, by a mark or a decision;
-        and every frame of their second could be read. Those that are absent have no row in such a
-        second. Of all others this says nothing.
+    def are_absent(
+        self, references: Sequence[Reference], limits: Mapping[WheelId, int], lost: FrameSet
+    ) -> NDArray[np.bool_]:
+        """Which messages have no row, in seconds of which every frame could be read.
 
         Args:
-            references: Which messages; at least one.
+            references: At least one.
             limits: As in `find_many`.
             lost: As in `find_many`.
-            reschedules: As in `find_many`.
         """
         self._follow(limits, lost)
-        slots, ids, topics, dues_ms, wheels = zip(*references, strict=True)
-        asked_slots = np.array(slots, np.int64)
-        look = self._look_and_report(set(slots), SoughtIds.of(ids, topics))
-        is_there = look.rows.due_ms // 1000 == asked_slots[look.rows.numbers]
-        lone = LoneIds.of(look.rows.take(is_there), len(references))
-        moved = {key.id for key in reschedules}
-        fits = [
-            (due_ms is None or due_ms == found_ms)
-            and (wheel is None or wheel == found_in)
-            and id_ not in moved
-            for id_, due_ms, wheel, found_ms, found_in in zip(
-                ids, dues_ms, wheels, lone.due_ms.tolist(), lone.wheels.tolist(), strict=True
-            )
-        ]
-        lone = lone.but_for(self._perhaps_in(look, asked_slots)).where(np.array(fits))
-        rows = np.flatnonzero(lone.is_lone & (lone.cancel_seqs > 0))
-        if not len(rows):
-            return lone
-        keys = [references[row].at(int(lone.due_ms[row])) for row in rows.tolist()]
-        return lone.where(~self._perhaps_moved(len(references), rows, keys))
-
-    def _perhaps_moved(
-        self, references: int, rows: NDArray[np.int64], keys: Sequence[MessageKey]
-    ) -> NDArray[np.bool_]:
-        """Returns a mask of references: these rows, if their messages may have a mark."""
-        begins = [mark_begin(key) for key in keys]
-        look = self._look_and_report(
-            {key.due_ms // 1000 for key in keys}, SoughtIds.of(begins=begins)
-        )
-        marks = {(begun.id[:MARK_HASH_BYTES], begun.due_ms) for begun in look.begun}
-        slots = np.array([key.due_ms // 1000 for key in keys])
-        is_moved = self._perhaps_in(look, slots)
-        if marks:
-            are_marked = [
-                (begin, key.due_ms) in marks for begin, key in zip(begins, keys, strict=True)
-            ]
-            is_moved |= np.array(are_marked)
-        perhaps = np.zeros(references, np.bool_)
-        perhaps[rows[is_moved]] = True
-        return perhaps
+        ids, topics = [each.id for each in references], [each.topic for each in references]
+        slots = np.array([each.slot for each in references], np.int64)
+        look = self._look_and_report(set(slots.tolist()), SoughtIds.of(ids, topics))
+        is_there = look.rows.due_ms // 1000 == slots[look.rows.numbers]
+        are_absent = ~(np.isin(slots, [*look.damaged]) | bool(look.missing))
+        are_absent[look.rows.numbers[is_there]] = False
+        return are_absent
 
     def _look_and_report(self, slots: Collection[int], sought: SoughtIds) -> Look:
         """Looks, and reports what could not be read."""
         look = self.ids.look(slots, sought)
         self._report(look, max(slots))
         return look
-
-    def _perhaps_in(self, look: Look, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns of which of these seconds something could not be read, or may be missing."""
-        return np.isin(slots, [*look.damaged]) | bool(look.missing)
 
     def _report(self, look: Look, slot: int) -> None:
         """Reports frames that could not be read, or that may be of any second."""

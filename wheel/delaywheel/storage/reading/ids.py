@@ -7,7 +7,7 @@ sought. So are topics. Any number of ids is looked up with the same few calls of
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -99,17 +99,6 @@ class FoundIds:
             strict=True,
         )
 
-    def take(self, rows: NDArray[Any]) -> "FoundIds":
-        """Returns some rows: by their numbers, or by a mask."""
-        return FoundIds(
-            self.numbers[rows],
-            self.wheels[rows],
-            self.seqs[rows],
-            self.rows[rows],
-            self.kinds[rows],
-            self.due_ms[rows],
-        )
-
     @staticmethod
     def joined(parts: Sequence["FoundIds"]) -> "FoundIds":
         """Joins rows; they keep their order."""
@@ -128,93 +117,6 @@ class FoundIds:
 
 _NONE = np.empty(0, np.int64)
 NONE_FOUND: Final = FoundIds(_NONE, np.empty(0, np.object_), _NONE, _NONE, _NONE, _NONE)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoneIds:
-    """What is found of ids about which nothing is out of the ordinary, as columns in their order.
-
-    Nearly every id has one copy of one message, and one cancel of it or none: it is *lone*. Those
-    are found without an object for each; what has more (retries, several dues, commits) is left to
-    who asks. Where an id is not lone, its columns say nothing.
-
-    Attributes:
-        is_lone: It has one copy, one cancel of the same due or none, and no other row.
-        is_absent: It has no row.
-        due_ms: The due of its message.
-        wheels: The wheel of the copy's frame.
-        seqs: The copy's frame.
-        rows: The copy's number in that.
-        cancel_wheels: The wheel of the cancel's frame.
-        cancel_seqs: The cancel's frame; 0: there is no cancel.
-    """
-
-    is_lone: NDArray[np.bool_]
-    is_absent: NDArray[np.bool_]
-    due_ms: NDArray[np.int64]
-    wheels: NDArray[np.object_]
-    seqs: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    cancel_wheels: NDArray[np.object_]
-    cancel_seqs: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, found: FoundIds, ids: int) -> Self:
-        """Sorts rows by what they are.
-
-        Args:
-            found: All rows of the ids.
-            ids: How many ids there are.
-        """
-        copies = found.take(found.kinds == Kind.MESSAGES)
-        cancels = found.take(found.kinds == Kind.CANCELS)
-        copies_each, cancels_each, all_each = (
-            np.bincount(rows.numbers, minlength=ids) for rows in (copies, cancels, found)
-        )
-        is_lone = (copies_each == 1) & (cancels_each <= 1)
-        is_lone &= copies_each + cancels_each == all_each
-        due_ms = _column(copies, copies.due_ms, ids)
-        is_lone &= (cancels_each == 0) | (_column(cancels, cancels.due_ms, ids) == due_ms)
-        return cls(
-            is_lone,
-            all_each == 0,
-            due_ms,
-            _column(copies, copies.wheels, ids),
-            _column(copies, copies.seqs, ids),
-            _column(copies, copies.rows, ids),
-            _column(cancels, cancels.wheels, ids),
-            _column(cancels, cancels.seqs, ids),
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[tuple[Sequence[int], Self]]) -> Self:
-        """Returns what was found part by part.
-
-        Args:
-            parts: The number of each id of a part, and what was found of them.
-        """
-        order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
-        return cls(
-            *(
-                np.concatenate([getattr(part, column.name) for _, part in parts])[order]
-                for column in fields(cls)
-            )
-        )
-
-    def but_for(self, unsure: NDArray[np.bool_]) -> Self:
-        """Returns the same, with those that are unsure neither lone nor absent."""
-        is_absent = self.is_absent & ~unsure
-        return replace(self, is_lone=self.is_lone & ~unsure, is_absent=is_absent)
-
-    def where(self, fits: NDArray[np.bool_]) -> Self:
-        """Returns the same, with those that do not fit no longer lone."""
-        return replace(self, is_lone=self.is_lone & fits)
-
-
-def _column(found: FoundIds, values: NDArray[Any], ids: int) -> NDArray[Any]:
-    column = np.zeros(ids, values.dtype)
-    column[found.numbers] = values
-    return column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
