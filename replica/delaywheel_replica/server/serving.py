@@ -40,7 +40,6 @@ from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.id_checks import IdChecks
-from delaywheel_replica.server.changing.moving import keep_moving
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.cluster.details import Details, OwnReport
@@ -303,13 +302,6 @@ class Server:
             next_change=self._hearing.next_change,
             topic_rooms=self._topic_rooms(),
         )
-        self._keep_moving = partial(
-            keep_moving,
-            self._view,
-            finder,
-            propose=self._link.send,
-            next_change=self._hearing.next_change,
-        )
         reschedules = Reschedules(
             self._view,
             finder,
@@ -486,7 +478,6 @@ class Server:
                 tasks.create_task(self._watch_calls(stop)),
                 tasks.create_task(self._watch_access()),
                 tasks.create_task(self._decided_dues.run()),
-                tasks.create_task(self._keep_moving()),
                 tasks.create_task(self._cancel_groups.run()),
             ]
             report_ready(bound)

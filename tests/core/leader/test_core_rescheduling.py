@@ -13,18 +13,15 @@ from delaywheel_replica.core.leader.rescheduling import (
     PUT_OFF_MS,
     Rescheduling,
     floor_below,
-    nearer_due_ms,
     open_proposals,
     passing,
     reschedule_records,
-    to_move,
     withdrawn,
 )
 from delaywheel_replica.core.protocol.control import ControlState, reschedule_record
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.progress import Done, Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
-    GivenDue,
     MessageKey,
     Reschedule,
     RescheduleProposal,
@@ -111,7 +108,7 @@ def test_a_due_that_passes_without_a_copy_is_put_off_and_withdrawn() -> None:
     assert passing(DECIDED, replace(later, due_ms=TO_MS - 1)) == []
     put_off = after(DECIDED, later, absent=frozenset([KEY]))
     to_ms = TO_MS + PUT_OFF_MS
-    assert put_off.reschedules == {KEY: Reschedule(to_ms, PLACE, (TO_MS,), chosen_ms=TO_MS)}
+    assert put_off.reschedules == {KEY: Reschedule(to_ms, PLACE, (TO_MS,))}
     assert withdrawn(put_off) == {KEY, KEY.at(TO_MS)}
     # It is written, and stands until nothing can come for the due that passed.
     words = [replace(WRITTEN, to_ms=to_ms)]
@@ -120,93 +117,25 @@ def test_a_due_that_passes_without_a_copy_is_put_off_and_withdrawn() -> None:
     assert withdrawn(written) == {KEY, KEY.at(TO_MS)}
     assert passing(written, replace(later, due_ms=to_ms)) == []
     assert after(written, later).reschedules == written.reschedules
-    later_still = reschedule_record(KEY, replace(written.reschedules[KEY], to_ms=to_ms + 500))
-    may_move = written.apply_all([later_still])
-    assert after(may_move, replace(later, floor=91)).reschedules, "its due may still prove wrong"
-    assert not after(written, replace(later, floor=91)).reschedules, "nothing nearer is left"
-    assert not after(written, replace(later, due_ms=to_ms, floor=91)).reschedules
-    assert not to_move(written.reschedules, later)
+    assert not after(written, replace(later, floor=91)).reschedules
 
 
 W_AHEAD = Progress(1_000_000, None, {A1: 8}, floor=4)
 SET_BACK = cast("Progress", W_AHEAD.set_back(20_000))
 
 
-def put_off_ahead() -> ControlState:
-    """A reschedule that passed, and was put off, while all clocks were a quarter of an hour ahead.
-
-    The caller chose 90,000.
-    """
+def test_what_was_put_off_ahead_keeps_that_due_when_w_is_set_back() -> None:
+    """All clocks were a quarter of an hour ahead; to follow them back took states of its own."""
     state = after(DECIDED, W_AHEAD, absent=frozenset([KEY]))
-    assert state.reschedules[KEY].to_ms == W_AHEAD.due_ms + PUT_OFF_MS
-    return state
-
-
-def test_what_is_not_written_when_w_is_set_back_is_put_off_to_what_was_chosen() -> None:
-    state = put_off_ahead()
-    far_ms = state.reschedules[KEY].to_ms
-    record = after(state, SET_BACK).reschedules[KEY]
-    assert (record.to_ms, record.set_backs) == (TO_MS + 1, 1)  # 90,000 itself has passed
-    assert record.passed == (TO_MS, far_ms)
-    assert after(after(state, SET_BACK), SET_BACK).reschedules[KEY] == record
-    # Its mark is newer than that of the due that it had, though that is later.
-    marks = [mark_of(KEY, each) for each in (record, state.reschedules[KEY])]
-    assert marked_due(KEY, marks) == GivenDue(1, TO_MS + 1)
-    assert known_due_ms(record, GivenDue(0, far_ms)) == TO_MS + 1
-
-
-def test_what_is_written_at_a_due_that_nobody_chose_is_moved_once_w_is_set_back() -> None:
-    state = put_off_ahead()
-    far_ms = state.reschedules[KEY].to_ms
-    reported = replace(WRITTEN, to_ms=far_ms)
-    state = after(state, W_AHEAD, written=[reported])
-    assert state.reschedules[KEY].is_written
-    assert not to_move(state.reschedules, W_AHEAD)
-    state = after(state, SET_BACK)
-    ((key, record),) = to_move(state.reschedules, SET_BACK).items()
-    assert key == KEY.at(far_ms)
-    to_ms = nearer_due_ms(record, SET_BACK, 20_050)
-    assert to_ms == TO_MS + 1
-    later = replace(SET_BACK, due_ms=200_000)
-    assert nearer_due_ms(record, later, 200_050) == 200_050 + PUT_OFF_MS
-    assert nearer_due_ms(record, replace(SET_BACK, floor=300), 20_050) == 300_000
-    # A proposal is decided though something is done ahead, and though no other finds room.
-    proposal = RescheduleProposal(key, to_ms, Position(A1, 7, 0))
-    others = [
-        reschedule_record(KEY._replace(id=n.to_bytes(16, "big")), Reschedule(10**9 + 1, PLACE))
-        for n in range(MOST)
-    ]
-    state = state.apply_all(others)
-    other = RescheduleProposal(MessageKey(b"k" * 16, 60_000, "orders"), 70_000, PLACE)
-    assert open_proposals(state, [other, proposal], SET_BACK) == [proposal]
-    state = after(state, SET_BACK, proposals=[other, proposal])
-    assert state.reschedules[key] == Reschedule(to_ms, Position(A1, 7, 0))
-    assert not to_move(state.reschedules, SET_BACK)
-    # The first record withdraws what passed, as before, and does not say of the due any more.
-    assert withdrawn(state) >= {KEY, KEY.at(TO_MS), key}
-
-
-def test_what_was_moved_by_clocks_that_were_still_ahead_is_moved_again() -> None:
-    state = put_off_ahead()
-    far_ms = state.reschedules[KEY].to_ms
-    state = after(state, W_AHEAD, written=[replace(WRITTEN, to_ms=far_ms)])
-    half_way = cast("Progress", W_AHEAD.set_back(500_000))
-    place = Position(A1, 7, 0)
-    move = RescheduleProposal(KEY.at(far_ms), 501_000, place, chosen_ms=TO_MS)
-    by_caller = after(state, half_way, proposals=[replace(move, chosen_ms=None)])
-    assert by_caller.reschedules[move.key] == Reschedule(501_000, place)
-    state = after(state, half_way, proposals=[move])
-    assert state.reschedules[move.key] == Reschedule(
-        501_000, place, chosen_ms=TO_MS, set_backs=half_way.set_backs
-    )
-    copied = RescheduleWritten(move.key, 501_000, (A1, 8), (A1, 8))
-    state = after(state, half_way, written=[copied])
-    again = cast("Progress", half_way.set_back(20_000))
-    assert [*to_move(state.reschedules, again)] == [KEY.at(501_000)]
-    # Nothing is nearer than the floor, which may have followed the clocks.
-    at_the_floor = replace(again, floor=501)
-    assert not to_move(state.reschedules, at_the_floor)
-    assert move.key not in after(state, at_the_floor).reschedules
+    far_ms = W_AHEAD.due_ms + PUT_OFF_MS
+    assert state.reschedules == {KEY: Reschedule(far_ms, PLACE, (TO_MS,))}
+    assert after(state, SET_BACK).reschedules == state.reschedules
+    written = after(state, SET_BACK, written=[replace(WRITTEN, to_ms=far_ms)])
+    assert written.reschedules[KEY].is_written
+    assert withdrawn(written) == {KEY, KEY.at(TO_MS)}
+    assert not after(written, replace(SET_BACK, floor=TO_MS // 1000 + 1)).reschedules
+    at_the_floor = after(DECIDED, replace(W_AHEAD, floor=2_000), absent=frozenset([KEY]))
+    assert at_the_floor.reschedules[KEY].to_ms == 2_000_000
 
 
 def test_a_caller_may_reschedule_what_was_put_off_as_any_message() -> None:
@@ -258,28 +187,28 @@ def test_only_proposals_that_may_be_decided_and_have_room_are_looked_at() -> Non
     ("record", "marked", "known_ms"),
     [
         (None, None, None),
-        (None, GivenDue(0, 7), 7),
+        (None, 7, 7),
         (Reschedule(9, PLACE), None, 9),
-        (Reschedule(9, PLACE, (7,)), GivenDue(0, 7), 9),
-        (Reschedule(7, PLACE), GivenDue(0, 9), 9),
+        (Reschedule(9, PLACE, (7,)), 7, 9),
+        (Reschedule(7, PLACE), 9, 9),
         (Reschedule(7, PLACE, (7,), is_written=True), None, None),
     ],
     ids=["nowhere", "its mark", "its record", "put off", "an older record", "lost"],
 )
 def test_the_newer_of_record_and_mark_shows_where_a_message_went(
-    record: Reschedule | None, marked: GivenDue | None, known_ms: int | None
+    record: Reschedule | None, marked: int | None, known_ms: int | None
 ) -> None:
     assert known_due_ms(record, marked) == known_ms
 
 
 def test_a_mark_shows_where_its_message_went_and_no_other() -> None:
-    ids = [ID, mark_of(KEY.at(1), Reschedule(5, PLACE)), mark_of(KEY, Reschedule(TO_MS, PLACE))]
-    assert marked_due(KEY, ids) == GivenDue(0, TO_MS)
+    ids = [ID, mark_of(KEY.at(1), 5), mark_of(KEY, TO_MS)]
+    assert marked_due(KEY, ids) == TO_MS
     assert marked_due(KEY.at(2), ids) is None
 
 
 def test_records_are_read_as_they_were_written() -> None:
-    record = Reschedule(TO_MS, PLACE, (1, 2), is_written=True, chosen_ms=3, set_backs=4)
+    record = Reschedule(TO_MS, PLACE, (1, 2), is_written=True)
     state = STATE.apply_all([reschedule_record(KEY, record)])
     assert state.reschedules == {KEY: record}
     assert not state.apply_all([reschedule_record(KEY, None)]).reschedules
@@ -303,10 +232,8 @@ def test_where_no_cancel_can_be_written_the_record_withdraws_until_nothing_comes
 
 def test_of_several_dues_that_were_given_the_last_counts() -> None:
     dues_ms = (TO_MS + 2_000, TO_MS)
-    marks = [mark_of(KEY, Reschedule(due_ms, PLACE)) for due_ms in dues_ms]
-    assert marked_due(KEY, [*marks, mark_of(KEY.at(1), Reschedule(10**12, PLACE))]) == GivenDue(
-        0, TO_MS + 2_000
-    )
+    marks = [mark_of(KEY, due_ms) for due_ms in dues_ms]
+    assert marked_due(KEY, [*marks, mark_of(KEY.at(1), 10**12)]) == TO_MS + 2_000
 
 
 def test_what_was_forwarded_at_its_new_due_needs_no_more_frames() -> None:

@@ -18,7 +18,6 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
@@ -278,7 +277,7 @@ async def test_what_others_acknowledge_meanwhile_does_not_count_of_what_is_done(
     ("ends_as", "marked", "answer"),
     [
         (pb.MESSAGE_STATE_CANCELLED, None, pb.CANCEL_OUTCOME_CANCELLED),
-        (pb.MESSAGE_STATE_CANCELLED, GivenDue(0, 17), pb.CANCEL_OUTCOME_RESCHEDULED),
+        (pb.MESSAGE_STATE_CANCELLED, 17, pb.CANCEL_OUTCOME_RESCHEDULED),
         (pb.MESSAGE_STATE_DELIVERED, None, pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
         (pb.MESSAGE_STATE_ASKED, None, pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
         (None, None, Reason.CANCEL_UNKNOWN),
@@ -287,7 +286,7 @@ async def test_what_others_acknowledge_meanwhile_does_not_count_of_what_is_done(
 )
 async def test_what_progress_does_not_show_is_looked_for_in_kafka(
     ends_as: pb.MessageState.ValueType | None,
-    marked: GivenDue | None,
+    marked: int | None,
     answer: pb.CancelOutcome.ValueType | Reason,
 ) -> None:
     """A cancel lies there, and counts, of a message that is done: who asks again is told."""

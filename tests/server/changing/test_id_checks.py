@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import id_checks
 from delaywheel_replica.server.changing.id_checks import IdChecks
@@ -149,9 +148,7 @@ def copy(**others: object) -> Found:
         (lambda: Site(copy(cancels=[CANCEL]), {COPY: NEW}, held=2), UNKNOWN),
         (lambda: Site(copy(cancels=[CANCEL], readable=False), {COPY: NEW}), UNKNOWN),
         (
-            lambda: Site(
-                copy(cancels=[CANCEL], rescheduled_to=GivenDue(0, DUE_MS + 1)), {COPY: NEW}
-            ),
+            lambda: Site(copy(cancels=[CANCEL], rescheduled_to=DUE_MS + 1), {COPY: NEW}),
             CHECKED,
         ),
     ],

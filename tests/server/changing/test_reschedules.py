@@ -170,42 +170,6 @@ def test_while_what_was_done_early_is_to_come_nothing_is_proposed(server: Server
     assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
 
 
-def test_what_was_put_off_ahead_is_proposed_at_a_nearer_due_unless_it_was_cancelled(
-    server: ServerProcess,
-) -> None:
-    """W was set back once; the leader chose these dues before."""
-    due_ms, chosen_ms = in_ms(400_000), in_ms(100_000)
-    handles = [produce(server, due_ms) for _ in range(2)]
-    ids = [bytes.fromhex(handle.split(":")[2]) for handle in handles]
-    keys = [MessageKey(id_, due_ms, "orders") for id_ in ids]
-    with pytest.raises(grpc.RpcError) as caught:  # this cleaner takes no frames into V
-        server.stub.Cancel(pb.CancelRequest(messages=[named(handles[1])]), timeout=30)
-    assert Reason.CANCEL_UNKNOWN.advice in str(caught.value)
-    reschedules = {
-        MessageKey(id_, due_ms - 1, "orders"): Reschedule(
-            due_ms, Position(WheelId("n1", 1), 1, 0), (), is_written=True, chosen_ms=chosen_ms
-        )
-        for id_ in ids
-    }
-    server.cleaner.commit_progress(set_backs=1, ahead=(Done(in_ms(90_000), None),))
-    server.cleaner.commit(lambda state: replace(state, reschedules=reschedules))
-    try:
-        wait_until("it is proposed", lambda: keys[0] in proposed(server))
-        assert proposed(server)[keys[0]] == chosen_ms
-        last = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)][-1]
-        assert last.chosen_ms == chosen_ms, "w may be set back once more"
-        assert keys[1] not in proposed(server)
-    finally:
-        server.cleaner.commit(lambda state: replace(state, reschedules={}))
-        server.cleaner.commit_progress(ahead=())
-
-
-def proposed(server: ServerProcess) -> dict[MessageKey, int]:
-    """The dues that the server asked its cleaner for."""
-    proposals = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)]
-    return {proposal.key: proposal.to_ms for proposal in proposals}
-
-
 def test_each_of_many_is_answered_and_who_asks_for_a_part_does_not_wait(
     server: ServerProcess,
 ) -> None:

@@ -113,7 +113,7 @@ class Site:
         """Writes what the leader writes: the copy, and the cancel with its mark."""
         self.write(wheel, sent(to_ms))
         key = key_of_first(due_ms)
-        mark = mark_of(key, Reschedule(to_ms, Position(A1, 1, 0)))
+        mark = mark_of(key, to_ms)
         cancels = rows_naming([key, key._replace(id=mark)])
         with self.opened(wheel) as own:
             own.append(cancels, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
@@ -206,17 +206,17 @@ async def test_a_handle_names_what_was_rescheduled_within_its_second_at_its_new_
         assert found.rescheduled_to is None
     # By id and due each is reported separately.
     was = await site.found(Reference(BASE_SLOT, ID, "topic", EARLY_MS))
-    assert (len(was.copies), len(was.cancels), was.rescheduled_to) == (1, 1, (0, LATE_MS))
+    assert (len(was.copies), len(was.cancels), was.rescheduled_to) == (1, 1, LATE_MS)
     # And on from there: twice within the second, then out of it.
     site.reschedule(B1, LATE_MS, LATE_MS + 5)
     assert await site.due_of(A1) == LATE_MS + 5
     key = key_of_first(LATE_MS + 5)
-    mark = mark_of(key, Reschedule(10**12, Position(A1, 1, 0)))
+    mark = mark_of(key, 10**12)
     with site.opened(A1) as own:
         cancels = rows_naming([key, key._replace(id=mark)])
         own.append(cancels, kind=Kind.CANCELS, accepted_at_ms=1)
     found = await site.find(A1)
-    assert (found.dues_ms, found.rescheduled_to) == ((LATE_MS + 5,), (0, 10**12))
+    assert (found.dues_ms, found.rescheduled_to) == ((LATE_MS + 5,), 10**12)
 
 
 async def test_a_message_is_looked_up_and_named_by_its_topic_too(site: Site) -> None:
@@ -279,7 +279,7 @@ async def test_who_waits_for_a_cancel_reads_only_what_is_new(
     assert (found.cancels, found.rescheduled_to) == ([], None)
     site.reschedule(B1, EARLY_MS, LATE_MS)
     found = await site.found(reference)
-    assert (found.cancels, found.rescheduled_to) == ([Position(B1, 3, 0)], (0, LATE_MS))
+    assert (found.cancels, found.rescheduled_to) == ([Position(B1, 3, 0)], LATE_MS)
     assert (await site.find(A1)).dues_ms == (LATE_MS,)
 
 
@@ -314,7 +314,7 @@ async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
         if isinstance(each, Found):
             assert each == await site.found(reference)
     assert isinstance(found[7], Found)
-    assert (found[7].rescheduled_to, len(found[7].cancels)) == ((0, 10**12), 1)
+    assert (found[7].rescheduled_to, len(found[7].cancels)) == (10**12, 1)
     assert [len(each.copies) for each in found if isinstance(each, Found)] == [*[1] * 9, 0, 1]
 
 

@@ -44,7 +44,7 @@ MESSAGES: list[LinkMessage] = [
     AskTopic("orders"),
     NodeStorage("n2", "7b0f"),
     SetBack(3),
-    RescheduleProposal(MESSAGE, 9, Position(WheelId("a", 1), 3, 2), chosen_ms=8),
+    RescheduleProposal(MESSAGE, 9, Position(WheelId("a", 1), 3, 2)),
     RescheduleProposal(MESSAGE, 9, Position(WheelId("a", 1), 3, 2), ((WheelId("b", 2), 5),)),
     RescheduleWritten(MESSAGE, 9, (WheelId("a", 1), 4), (WheelId("b", 2), 5)),
     Topics(

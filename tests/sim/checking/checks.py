@@ -757,17 +757,17 @@ class Checks:
 
     def is_finished(self, entry: Entry) -> bool:
         """Whether an acknowledged message has its end, or cannot have one before long."""
-        return self._has_end(entry) or self.is_excused(entry.key) or self._is_at_the_floor(entry)
+        return self._has_end(entry) or self.is_excused(entry.key) or self._is_far_ahead(entry)
 
-    def _is_at_the_floor(self, entry: Entry) -> bool:
-        """Whether a message was put off to a floor that has followed clocks far ahead.
+    def _is_far_ahead(self, entry: Entry) -> bool:
+        """Whether a rescheduled message was put off by clocks that were far ahead.
 
-        It comes when the clocks have reached that: nothing can be written below.
+        It comes when the clocks have reached that.
         """
-        if entry.key not in self.rescheduled or self.floor <= self.last_slot:
+        if entry.key not in self.rescheduled:
             return False
         slots = [key.due_ms // 1000 for key in self._truth.copies if key.at(0) == entry.key.at(0)]
-        return any(self.last_slot < slot <= self.floor for slot in slots)
+        return any(slot > self.last_slot for slot in slots)
 
     @property
     def last_slot(self) -> int:
@@ -787,7 +787,7 @@ class Checks:
                 self._fail(f"{entry} was written, and its caller was told that it is refused")
             if entry.fate is not Fate.ACKNOWLEDGED or self._has_end(entry):
                 continue
-            if self._is_at_the_floor(entry):
+            if self._is_far_ahead(entry):
                 continue
             copies = self._truth.copies[entry.key]
             if not self.is_excused(entry.key):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
-from delaywheel_replica.core.leader.rescheduling import to_move
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from sim.checking.book import Fate
@@ -91,13 +90,10 @@ def _control_left(world: World) -> Iterator[str]:
     left = sorted(str(wheel) for wheel in control.wheels if wheel not in named | waiting)
     if left:
         yield f"wheels {left} are registered and not in use"
-    assert control.progress is not None
-    moving = to_move(control.reschedules, control.progress).values()
     standing = [
         key
         for key, record in control.reschedules.items()
-        if record in moving
-        or not (record.is_written and any(due_ms // 1000 > last for due_ms in record.passed))
+        if not (record.is_written and any(due_ms // 1000 > last for due_ms in record.passed))
     ]
     if standing:
         yield f"rescheduled and not settled are {sorted(standing)}"

@@ -183,10 +183,6 @@ def rescheduled_is_not_withdrawn() -> list[Patch]:
     return [everywhere(rescheduling.withdrawn, lambda _: frozenset())]
 
 
-def what_was_put_off_is_settled() -> list[Patch]:
-    return [instead(rescheduling, "_may_move", lambda *_: False)]
-
-
 def unreadable_originals_are_forgotten() -> list[Patch]:
     return [everywhere(rescheduling.overdue, lambda _: {})]
 
@@ -377,12 +373,6 @@ FORWARDING = {
         rescheduled_is_not_withdrawn,
         "delivered twice, at several dues|reported rescheduled after",
         ("other_dues", "passed_dues"),
-    ),
-    "a due that the leader chose is final": Mutant(
-        "a message that was put off while all clocks were ahead comes then, though w is set back",
-        what_was_put_off_is_settled,
-        "messages are pending",
-        ("put_off_ahead",),
     ),
     "unreadable originals are forgotten": Mutant(
         "nobody looks for the frame that a message is to be copied from, all else of it being done",

@@ -39,7 +39,6 @@ from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.half_commits import HalfCommits
-from delaywheel_replica.server.changing.moving import keep_moving
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.cluster.details import Details, OwnReport
@@ -101,7 +100,7 @@ class Calls:
 
     def start(self) -> None:
         """Begins to work."""
-        for work in (self._groups.run(), self._dues.run(), self._keep_moving()):
+        for work in (self._groups.run(), self._dues.run()):
             self._begin(work)
 
     def write(self, request: Request) -> None:
@@ -206,9 +205,6 @@ class Calls:
         )
         self._dues = DecidedDues(
             view, queries, self._writing, report=self._tell, next_change=self._next_change
-        )
-        self._keep_moving = partial(
-            keep_moving, view, finder, propose=self._tell, next_change=self._next_change
         )
         self._own_halves = OwnHalves()
         self._commits = CommitWriting(self._own_halves, self._writing, self._open_wheel)

@@ -144,7 +144,6 @@ FOUND = {
     "halves_by_records",
     "halves_released_late",
     "halves_unasked",
-    "put_off_ahead",
     "not_copied_while_ahead",
 }
 """What the simulation found beyond these."""

@@ -10,8 +10,7 @@ Until frames express the same, the record stands, and binds every leader:
 | decided | is withdrawn by the record | is to be written by the leader | written; put off; lost |
 | put off | the same | has a later `to`; the one that passed is withdrawn | written; put off; lost |
 | lost | the same; reported as lost | is withdrawn as one that passed | settled |
-| written | is cancelled by a frame <= V, or this | will be forwarded: it is <= V | settled; moved |
-| moved | the same | is rescheduled in turn, by its own record | settled |
+| written | is cancelled by a frame <= V, or this | will be forwarded: it is <= V | settled |
 | settled | the same; the record is gone | a message like any other | - |
 
 | it is | by a transaction |
@@ -21,9 +20,7 @@ Until frames express the same, the record stands, and binds every leader:
 | written | with a copy for `to`, and a cancel at its due with its mark unless sealed, <= V |
 | lost | with its frame reported as lost, before it is written |
 | written, too | that takes w past `to`, a copy for that being <= V: that is forwarded |
-| settled | with the floor above every due that passed, or was sealed; w past one chosen here |
-| put off, too | that sets w back, if `to` was chosen here, and is not written |
-| moved | after such a one, if `to` was chosen here, and is written: as a caller would do it |
+| settled | with the floor above every due that passed, or was sealed |
 
 Never both: from the record on, the message is withdrawn at its due, first by the record and then by
 a cancel <= V; if several dues were given, all but the last are withdrawn, until no frame can arrive
@@ -32,12 +29,7 @@ Never none: until a copy for `to` is <= V, no due passes without it, and the flo
 the old second, from which the copy is made, and the new one.
 
 A due that the leader chose follows its clock, and w: when all clocks are ahead, it lies where no
-caller wanted the message. So that is not over with the copy. The record stands until w has passed
-this due, or the floor has reached it: there is no nearer one then. If w is set back meanwhile, the
-server of the leader's node asks for a nearer one (server/changing/moving.py). That is decided like
-a caller's request, also while messages are done ahead: the copy is not among these, or w would have
-passed its due. The nearer one is a due of the leader in turn, unless it is what the caller chose: w
-may be set back once more.
+caller wanted the message. It stays there when w is set back.
 
 Cancelled messages are not rescheduled, because the leader looks for cancels up to what it admits;
 rescheduled ones are not reported as cancelled, because the record stands or its mark is <= V
@@ -45,7 +37,7 @@ rescheduled ones are not reported as cancelled, because the record stands or its
 the message is.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -107,45 +99,16 @@ def reschedule_records(
             then = _put_off(record, after, now_ms)
         elif not then.is_written and record.to_ms <= after.due_ms:  # so its copy was forwarded
             then = _withdrawing(record, key.due_ms)
-        elif not then.is_written and _is_off(then, after):
-            then = _put_off(record, after, now_ms)
-        if then.is_written and not _still_passed(then, after) and not _may_move(then, after):
+        if then.is_written and not _still_passed(then, after):
             records.append(reschedule_record(key, None))
         elif then != record:
             records.append(reschedule_record(key, then))
     if situation.proposals:
-        records += _deciding(state.apply_all(records), situation.proposals, after)
+        decided = open_proposals(state.apply_all(records), situation.proposals, after)
+        records += [
+            reschedule_record(each.key, Reschedule(each.to_ms, each.place)) for each in decided
+        ]
     return records
-
-
-def _deciding(
-    state: ControlState, proposals: Collection[RescheduleProposal], after: Progress
-) -> list[ControlRecord]:
-    """Returns records that decide as many requests as there is room for."""
-    records: list[ControlRecord] = []
-    for proposal in open_proposals(state, proposals, after):
-        records += _ended_by(state, proposal, after)
-        records.append(reschedule_record(proposal.key, _decided(proposal, after)))
-    return records
-
-
-def _decided(proposal: RescheduleProposal, after: Progress) -> Reschedule:
-    """A nearer due is one that the leader chose as well: by a clock that may still be ahead."""
-    if proposal.chosen_ms in {None, proposal.to_ms}:
-        return Reschedule(proposal.to_ms, proposal.place)
-    return Reschedule(
-        proposal.to_ms, proposal.place, chosen_ms=proposal.chosen_ms, set_backs=after.set_backs
-    )
-
-
-def _ended_by(
-    state: ControlState, proposal: RescheduleProposal, after: Progress
-) -> Iterator[ControlRecord]:
-    """Yields the records that a request ends: its message gets no other due by them any more."""
-    for key, record in state.reschedules.items():
-        if key.at(record.to_ms) == proposal.key and record.chosen_ms is not None:
-            is_needed = bool(_still_passed(record, after))
-            yield reschedule_record(key, replace(record, chosen_ms=None) if is_needed else None)
 
 
 def open_proposals(
@@ -154,29 +117,23 @@ def open_proposals(
     """Returns the requests that a transaction to that progress may decide, within its room.
 
     So no cancels of other requests are looked for. What this transaction settles makes room in the
-    next one; what is moved needs none.
+    next one.
     """
-    moving = to_move(state.reschedules, after)
     room, touched = MOST - len(state.reschedules), _touched(state)
     may_be = []
     for proposal in proposals:
-        is_move = proposal.key in moving
-        if (room > 0 or is_move) and _may_be_decided(state, proposal, after, is_move=is_move):
+        if room > 0 and _may_be_decided(state, proposal, after):
             dues = {proposal.key, proposal.key.at(proposal.to_ms)}
             if touched.isdisjoint(dues):
                 may_be.append(proposal)
                 touched |= dues
-                room -= not is_move
+                room -= 1
     return may_be
 
 
-def _may_be_decided(
-    state: ControlState, proposal: RescheduleProposal, after: Progress, *, is_move: bool
-) -> bool:
+def _may_be_decided(state: ControlState, proposal: RescheduleProposal, after: Progress) -> bool:
     due_ms, to_ms = proposal.key.due_ms, proposal.to_ms
-    if state.progress is None or to_ms == due_ms:
-        return False
-    if after.ahead and not is_move:
+    if state.progress is None or to_ms == due_ms or after.ahead:
         return False
     if min(due_ms, to_ms) <= after.due_ms + 1:  # of w + 1 a part may be done
         return False
@@ -190,25 +147,6 @@ def _touched(state: ControlState) -> set[MessageKey]:
         for key, record in state.reschedules.items()
         for due_ms in (key.due_ms, *record.passed, *(() if record.is_written else (record.to_ms,)))
     }
-
-
-def to_move(
-    reschedules: Mapping[MessageKey, Reschedule], progress: Progress
-) -> dict[MessageKey, Reschedule]:
-    """Returns the messages to be given a nearer due, at their present one, with their records.
-
-    Which due that is, the leader chose before w was set back.
-    """
-    return {
-        key.at(record.to_ms): record
-        for key, record in reschedules.items()
-        if record.is_written and _may_move(record, progress) and _is_off(record, progress)
-    }
-
-
-def nearer_due_ms(record: Reschedule, progress: Progress, now_ms: int) -> int:
-    """Returns the due for a message that is moved: soon, but not before the caller's choice."""
-    return _free_due_ms(record, progress, max(now_ms, progress.due_ms) + PUT_OFF_MS)
 
 
 def withdrawn(state: ControlState) -> frozenset[MessageKey]:
@@ -285,32 +223,11 @@ def _withdrawing(record: Reschedule, due_ms: int) -> Reschedule:
 
 
 def _put_off(record: Reschedule, after: Progress, now_ms: int) -> Reschedule:
+    """Returns the record with a later due, not below the floor."""
     passed = (*_still_passed(record, after), record.to_ms)
     by_ms = PUT_OFF_MS << min(len(passed) - 1, _DOUBLINGS)
-    chosen_ms = record.to_ms if record.chosen_ms is None else record.chosen_ms
-    record = replace(record, passed=passed, chosen_ms=chosen_ms, set_backs=after.set_backs)
-    return replace(record, to_ms=_free_due_ms(record, after, max(now_ms, after.due_ms) + by_ms))
-
-
-def _free_due_ms(record: Reschedule, after: Progress, least_ms: int) -> int:
-    """Returns the next due that may be given: not below the floor, and none that passed."""
-    chosen_ms = 0 if record.chosen_ms is None else record.chosen_ms
-    due_ms = max(least_ms, after.floor * 1000, chosen_ms)
-    while due_ms in record.passed:
-        due_ms += 1
-    return due_ms
-
-
-def _may_move(record: Reschedule, progress: Progress) -> bool:
-    """Whether a due that the leader chose is still to come, and there are nearer ones."""
-    is_lost = record.to_ms in record.passed
-    done_ms = max(progress.due_ms, progress.floor * 1000)
-    return record.chosen_ms is not None and not is_lost and record.to_ms > done_ms
-
-
-def _is_off(record: Reschedule, progress: Progress) -> bool:
-    """Whether the leader chose the due by a w that was set back since."""
-    return record.chosen_ms is not None and record.set_backs < progress.set_backs
+    to_ms = max(max(now_ms, after.due_ms) + by_ms, after.floor * 1000)
+    return replace(record, passed=passed, to_ms=to_ms)
 
 
 def _still_passed(record: Reschedule, after: Progress) -> tuple[int, ...]:

@@ -5,9 +5,9 @@ A message is its topic, its id and its due. Rescheduling it withdraws (topic, id
 until frames express the same (core/leader/rescheduling.py).
 
 The frames contain a cancel of the message with a *mark* beside it: a cancel of a message that does
-not exist, whose id is made of topic, id and due, of the new due, and of how often w had been set
-back when that was chosen. So a reader that finds the cancel knows that the message was rescheduled,
-and to which due; of several marks, which is the newest.
+not exist, whose id is made of topic, id and due, and of the new due. So a reader that finds the
+cancel knows that the message was rescheduled, and to which due; of several marks the latest due is
+the newest, as a message is put off to later ones alone.
 """
 
 import re
@@ -54,19 +54,8 @@ MARK_HASH_BYTES: Final = 8
 """A mark begins with this many bytes, which depend on the message alone."""
 _DUE_BYTES: Final = 8
 _DUE_BITS: Final = 48
-"""How many of a mark's bits are a due: the years up to 10889. The rest counts how often w had been
-set back."""
-
-
-class GivenDue(NamedTuple):
-    """A due that a message was given; the greatest is the newest.
-
-    Attributes:
-        set_backs: How often w had been set back by then.
-    """
-
-    set_backs: int
-    due_ms: int
+"""How many of a mark's bits are a due: the years up to 10889. In the others, earlier releases count
+how often w had been set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +66,9 @@ class Reschedule:
         to_ms: The new due.
         place: Where a copy of the message lies, in a frame <= V.
         passed: Dues that it was given before, and that passed before a copy was there.
-        is_written: Copy and cancel are <= V; only `passed` must still be remembered, and a due that
-            the leader chose.
-        chosen_ms: The due that the caller chose, if the leader has chosen another since.
-        set_backs: How often w had been set back when the leader chose it.
+        is_written: Copy and cancel are <= V; only `passed` must still be remembered.
+        chosen_ms: Nothing: earlier releases expect it.
+        set_backs: Likewise.
     """
 
     to_ms: int
@@ -99,14 +87,12 @@ class RescheduleProposal:
         to_ms: The new due.
         place: Where a copy of it lies.
         looked: Up to which seq of each wheel the server has read that no cancel of it exists.
-        chosen_ms: The due that the caller chose, if the leader's node asks for a nearer one.
     """
 
     key: MessageKey
     to_ms: int
     place: Position
     looked: tuple[tuple[WheelId, int], ...] = ()
-    chosen_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +118,12 @@ def mark_begin(key: MessageKey) -> bytes:
     return blake2b(content, digest_size=MARK_HASH_BYTES, person=b"rescheduled").digest()
 
 
-def mark_of(key: MessageKey, record: Reschedule) -> bytes:
-    """Returns the 16 bytes that accompany the cancel of a rescheduled message."""
-    given = (record.set_backs << _DUE_BITS) + record.to_ms
-    return mark_begin(key) + given.to_bytes(_DUE_BYTES, "big")
+def mark_of(key: MessageKey, to_ms: int) -> bytes:
+    """Returns the 16 bytes that accompany the cancel of a message that was given this due."""
+    return mark_begin(key) + to_ms.to_bytes(_DUE_BYTES, "big")
 
 
-def marked_due(key: MessageKey, ids: Iterable[bytes]) -> GivenDue | None:
+def marked_due(key: MessageKey, ids: Iterable[bytes]) -> int | None:
     """Returns the due that a message was rescheduled to, if one of these ids is its mark.
 
     A due that passed before its copy was there leaves a mark too: the message was given another due
@@ -147,15 +132,14 @@ def marked_due(key: MessageKey, ids: Iterable[bytes]) -> GivenDue | None:
     begin = mark_begin(key)
     marks = (int.from_bytes(id_[MARK_HASH_BYTES:], "big") for id_ in ids if id_.startswith(begin))
     newest = max(marks, default=None)
-    return None if newest is None else GivenDue(*divmod(newest, 1 << _DUE_BITS))
+    return None if newest is None else newest % (1 << _DUE_BITS)
 
 
-def known_due_ms(record: Reschedule | None, marked: GivenDue | None) -> int | None:
+def known_due_ms(record: Reschedule | None, marked_ms: int | None) -> int | None:
     """Where a message went to, by its record and by its mark, of which either may be the newer.
 
     None: it has no other due; or it was lost with its frame before it had one.
     """
     is_lost = record is None or record.to_ms in record.passed
-    recorded = None if record is None or is_lost else GivenDue(record.set_backs, record.to_ms)
-    newest = max((given for given in (recorded, marked) if given is not None), default=None)
-    return None if newest is None else newest.due_ms
+    recorded_ms = None if record is None or is_lost else record.to_ms
+    return max((due_ms for due_ms in (recorded_ms, marked_ms) if due_ms is not None), default=None)

@@ -292,4 +292,4 @@ def _is_taken(written: RescheduleWritten, status: CleanerStatus) -> bool:
 
 def _cancel_of(key: MessageKey, record: Reschedule) -> Columns:
     """The cancel and its mark: two rows of one second, side by side."""
-    return rows_naming([key, key._replace(id=mark_of(key, record))])
+    return rows_naming([key, key._replace(id=mark_of(key, record.to_ms))])

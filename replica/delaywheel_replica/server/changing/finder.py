@@ -13,7 +13,7 @@ from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision, others_to_ask
-from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.changing.pending import Decided, DecisionBasis, Subject
 from delaywheel_replica.server.lookup.places import AskedPlaces
@@ -229,9 +229,14 @@ class MessageFinder:
                 return decided
 
     def place(self, found: Found) -> Position:
-        """See `place_in`, by the progress that is committed now."""
-        status = self._view.cleaner.status
-        return place_in(found, None if status is None else status.progress)
+        """Returns a copy that committed progress covers, if there is one, otherwise any copy."""
+        progress = self._view.cleaner.progress
+        in_v = [
+            copy
+            for copy in found.copies
+            if progress is not None and copy.seq <= progress.seq(copy.wheel)
+        ]
+        return (in_v or found.copies)[0]
 
     async def is_half(self, subject: Subject) -> bool:
         """Whether a message that was found is a half, as its headers say.
@@ -244,16 +249,6 @@ class MessageFinder:
         if columns is None:
             raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
         return any(name == HALF_GROUP for name, _ in columns.headers(0))
-
-
-def place_in(found: Found, progress: Progress | None) -> Position:
-    """Returns a copy that progress covers, if there is one yet, otherwise any copy."""
-    in_v = [
-        copy
-        for copy in found.copies
-        if progress is not None and copy.seq <= progress.seq(copy.wheel)
-    ]
-    return (in_v or found.copies)[0]
 
 
 def _pinned(named: Reference, found: Found) -> Reference:

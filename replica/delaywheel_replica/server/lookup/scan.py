@@ -29,7 +29,6 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import (
     MARK_HASH_BYTES,
-    GivenDue,
     MessageKey,
     Reschedule,
     known_due_ms,
@@ -68,7 +67,7 @@ class Found:
     in_wheel: bool = True
     readable: bool = True
     complete: bool = True
-    rescheduled_to: GivenDue | None = None
+    rescheduled_to: int | None = None
     looked: Mapping[WheelId, int] = field(default_factory=dict)
     commits: list[Position] = field(default_factory=list)
     releases: list[Position] = field(default_factory=list)
@@ -120,7 +119,7 @@ class _RowsOfId:
         self,
         found: Found,
         reference: Reference,
-        marked: Mapping[int, GivenDue],
+        marked: Mapping[int, int],
         reschedules: Mapping[int, Reschedule],
     ) -> None:
         """Fills in which message a reference means, and where it lies."""
@@ -170,7 +169,7 @@ class _Looked:
             for due_ms in rows.dues_ms
         }
 
-    def marked_due(self, key: MessageKey) -> GivenDue | None:
+    def marked_due(self, key: MessageKey) -> int | None:
         """Where a message went to, as its mark says."""
         ids = self.marks.get((mark_begin(key), key.due_ms))
         return None if ids is None else marked_due(key, ids)
@@ -554,7 +553,7 @@ class Scanner:
 def _by_now(
     named: Collection[int],
     dues_ms: Collection[int],
-    marked: Mapping[int, GivenDue],
+    marked: Mapping[int, int],
     reschedules: Mapping[int, Reschedule],
 ) -> set[int]:
     """Returns the present dues of messages that were rescheduled within their second.
