@@ -502,7 +502,7 @@ def test_a_clock_that_is_off_is_named_in_refusals_for_the_time_and_logged_once(
         if told is None:
             assert "clock" not in str(error)
         else:
-            assert re.search(f"; the clock here is {told} the node's$", str(error))
+            assert re.search(f"Scripted; the clock here is {told} the node's$", str(error))
     assert "clock" not in str(errors[2])
     logged = [record for record in caplog.records if "the clock here" in record.getMessage()]
     assert len(logged) == (told is not None)

@@ -55,7 +55,7 @@ class DelaywheelError(Exception):
     def with_hint(self, text: str) -> Self:
         """Returns the same error that says more."""
         error = copy(self)
-        error.args = (f"{self}; {text}",)
+        error.args = (f"{str(self).removesuffix('.')}; {text}",)
         return error
 
     def about(self, message: Message) -> Self:

@@ -43,7 +43,7 @@ def refuse_rows(reasons: Mapping[int, Reason | str]) -> Behaviour:
         rows = rows_of(request)
         service.accept([row for number, row in enumerate(rows) if number not in reasons])
         errors = [
-            pb.RowError(row=row, error=pb.Error(code=3, reason=reason, message="scripted"))
+            pb.RowError(row=row, error=pb.Error(code=3, reason=reason, message="Scripted."))
             for row, reason in reasons.items()
         ]
         return pb.DelayProduceResponse(columns=pb.ColumnResults(wheel=WHEEL, errors=errors))
