@@ -35,7 +35,7 @@ from support.services.service import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "60" if NIGHT else "12"))
+DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "60" if NIGHT else "14"))
 WAIT = os.environ.get("DELAYWHEEL_DRILL_WAIT")
 ADVICE = str(ConsumerReason.NOT_AUTHORIZED.advice)
 RATE = 25
