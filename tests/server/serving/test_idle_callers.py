@@ -15,12 +15,13 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.process.night import at_night
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
 
 PRODUCE = "/delaywheel.v1.DelayWheel/DelayProduce"
 PRODUCE_STREAM = "/delaywheel.v1.DelayWheel/DelayProduceStream"
 CHECK = "/grpc.health.v1.Health/Check"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """A busy machine takes seconds to accept thousands of calls."""
 USUALLY_S = 4.0
 """Below the 5 s for which those who sent nothing kept everybody waiting, again and again."""
@@ -104,7 +105,11 @@ async def assert_served(beside: grpc.aio.Channel) -> None:
 
 @pytest.mark.parametrize(
     ("method", "connections", "calls"),
-    [(PRODUCE, 4, 250), (PRODUCE, 40, 4), (CHECK, 4, 250)],
+    [
+        (PRODUCE, 4, 250),
+        pytest.param(PRODUCE, 40, 4, marks=at_night),
+        pytest.param(CHECK, 4, 250, marks=at_night),
+    ],
 )
 async def test_callers_that_send_nothing_keep_nobody_waiting(
     server: ServerProcess, method: str, connections: int, calls: int
@@ -113,6 +118,7 @@ async def test_callers_that_send_nothing_keep_nobody_waiting(
         await assert_served(beside)
 
 
+@at_night  # 4,352 calls; a push has streams that give way
 async def test_open_calls_give_way_to_those_of_callers_with_fewer(server: ServerProcess) -> None:
     """17 connections with all that one may open are more calls than a node takes."""
     async with idle_calls(server, PRODUCE, connections=17, calls=256) as beside:
