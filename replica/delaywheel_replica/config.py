@@ -95,6 +95,8 @@ class Config:
             as `listen`
         metrics_listen: host:port for [metrics, health and readiness](METRICS.md) over HTTP; none:
             nowhere. Port 0: any free one, which the log names
+        web_listen: host:port for the [operator's page](PAGE.md#at-a-node), by a process of the
+            node's own; none: nowhere
         tls_cert: a PEM file with this node's certificate, and what it was signed with: the port for
             callers then [speaks TLS](SECURITY.md). Read again when it changes, like the other three
         tls_key: its private key, without a password
@@ -204,6 +206,7 @@ class Config:
     advertised: _Address | None = None
     peer_listen: _Address | None = None
     metrics_listen: _Address | None = None
+    web_listen: _Address | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None

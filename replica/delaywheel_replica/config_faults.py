@@ -33,6 +33,7 @@ def faults(config: Config) -> Iterator[Fault]:
     yield from _members(config)
     yield from _addresses(config)
     yield from _ports(config)
+    yield from _page(config)
     yield from _bounds(config)
     yield from _ingress(config)
 
@@ -91,12 +92,32 @@ def _ports(config: Config) -> Iterator[Fault]:
         own["token_listen"] = config.token_listen
     if config.metrics_listen is not None:
         own["metrics_listen"] = config.metrics_listen
+    if config.web_listen is not None:
+        own["web_listen"] = config.web_listen
     for (name, address), (other, taken) in combinations(own.items(), 2):
         if _collide(address, taken):
             yield Fault(
                 f"{other} {taken}: {name} already listens there; give it another port",
                 (name, other, *(("members", "node_id") if "peer_listen" in {name, other} else ())),
             )
+
+
+def _page(config: Config) -> Iterator[Fault]:
+    """Checks who could reach the operator's page, and how it reaches the node."""
+    if config.web_listen is None:
+        return
+    is_secure = config.tls_cert is not None and config.grants is not None
+    if not (is_secure or config.insecure or is_loopback(config.web_listen)):
+        yield Fault(
+            f"web_listen {config.web_listen}: other machines reach it; set tls_cert and grants, or"
+            " insecure = true",
+            ("web_listen", "tls_cert", "grants", "insecure"),
+        )
+    if config.tls_client_ca is not None and config.token_listen is None:
+        yield Fault(
+            "web_listen: its viewers show tokens, and listen wants certificates; set token_listen",
+            ("web_listen", "tls_client_ca", "token_listen"),
+        )
 
 
 def _collide(one: str, other: str) -> bool:

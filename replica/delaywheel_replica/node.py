@@ -25,6 +25,7 @@ SIGHUP                      the settings are reread (reload.py), and those that 
                             like SIGTERM if it means that the node's terminal is gone
 no end within 30 s          everything is killed, exit code 1
 the supervisor is killed    the children see their life pipe end, and exit
+the operator's page ends    it alone is started again (web/child.py)
 any of these                the service manager is told, if one listens (process/service_manager.py)
 ==========================  ================================================================
 
@@ -70,6 +71,7 @@ from delaywheel_replica.process.open_files import is_open, open_to_all
 from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
 from delaywheel_replica.process.service_manager import ServiceManager
 from delaywheel_replica.reload import Reload
+from delaywheel_replica.web.child import PAGE_COMMAND, PageChild
 
 _LOCK_WAIT_S: Final = 10.0
 _STOP_WAIT_S: Final = 30.0
@@ -136,7 +138,8 @@ def main() -> int:
         if is_open(data):
             log.say("cannot start", "error", error=open_to_all(data), data_dir=data)
             return EXIT_HOPELESS
-        return Supervisor(data).run()
+        page = None if settings.get("web_listen") is None else PAGE_COMMAND
+        return Supervisor(data, page=page).run()
     except NodeInUseError as error:
         log.say("cannot start", "error", error=str(error), data_dir=data)
         return 1
@@ -199,7 +202,12 @@ class _Stop:
 class Supervisor:
     """Runs the processes of one node in the foreground."""
 
-    def __init__(self, data: Path, commands: Mapping[str, Sequence[str]] = COMMANDS) -> None:
+    def __init__(
+        self,
+        data: Path,
+        commands: Mapping[str, Sequence[str]] = COMMANDS,
+        page: Sequence[str] | None = None,
+    ) -> None:
         self._data = data
         self._commands = commands
         server_link, cleaner_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -214,6 +222,10 @@ class Supervisor:
         self._manager = ServiceManager(self._log)
         self._memory_kills = MemoryKills(data)
         self._outputs = {child.name: ChildOutput(child.name, self._log) for child in self._children}
+        self._page: PageChild | None = None
+        if page is not None:
+            output = self._outputs["page"] = ChildOutput("page", self._log)
+            self._page = PageChild(page, self._life_read, output.write_fd)
         self._stderr_fd = os.dup(sys.stderr.fileno())
         self._reload = Reload()
         self._had_terminal = _has_terminal()
@@ -271,6 +283,8 @@ class Supervisor:
         for child in self._children:
             if self._stop is None and child.process is None and child.start_at <= now:
                 self._try_to_start(child)
+        if self._page is not None and self._server.is_ready and self._address is not None:
+            self._page.start_if_due(self._address)
 
     def _try_to_start(self, child: _Child) -> None:
         child.started_at = time.monotonic()
@@ -337,6 +351,8 @@ class Supervisor:
         for pidfd, child in running.items():
             if pidfd in ready and child.process is not None:
                 self._ended(child)
+        if self._page is not None and self._page.pidfd in ready:
+            self._log.say("page ended", **_worded(self._page.ended()))
         if self._reload.pidfd in ready:
             self._take_over()
         if self._signals.fileno() in ready:
@@ -351,8 +367,9 @@ class Supervisor:
         reports = (child.ready.read_fd for child in self._children)
         for waited in (self._signals.fileno(), *reports, *pidfds, *outputs):
             poll.register(waited, select.POLLIN)
-        if self._reload.pidfd >= 0:
-            poll.register(self._reload.pidfd, select.POLLIN)
+        for pidfd in (self._reload.pidfd, -1 if self._page is None else self._page.pidfd):
+            if pidfd >= 0:
+                poll.register(pidfd, select.POLLIN)
         return [descriptor for descriptor, _ in poll.poll(self._timeout_ms())]
 
     def _timeout_ms(self) -> int | None:
@@ -361,6 +378,8 @@ class Supervisor:
             times.append(self._stop.deadline)
         else:
             times += [child.start_at for child in self._children if child.process is None]
+            if self._page is not None and self._page.start_at_s and self._server.is_ready:
+                times.append(self._page.start_at_s)
         if not times:
             return None
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1)
@@ -508,6 +527,8 @@ class Supervisor:
                 child.process.kill()
 
     def _kill_all(self) -> None:
+        if self._page is not None:
+            self._page.kill()
         for child in self._children:
             if child.process is not None:
                 child.process.kill()

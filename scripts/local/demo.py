@@ -11,8 +11,10 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from local.loopback.beside import PageProcess
 from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError
 from local.loopback.kafka_jars import KafkaError
@@ -24,6 +26,7 @@ from local.stage.view import LiveView, PlainView, View, books_text, verdict_text
 CLUSTER_ID = "demo"
 LEDGER = "ledger"
 LEDGER_SEAL_SECONDS = 1
+_PAGE_PAUSE_S = 0.2
 
 
 def play(stage: Stage, options: argparse.Namespace) -> Ended:
@@ -66,6 +69,24 @@ def keep_books(stage: Stage, folder: Path) -> Books:
     )
 
 
+def _stay(stage: Stage, index: Path) -> None:
+    """Starts the nodes again, and shows on a page what is left of the run, until Ctrl-C."""
+    cluster, view = stage.cluster, stage.view
+    for node in cluster.nodes:
+        node.start()
+    cluster.wait_until_accepting()
+    with suppress(KeyboardInterrupt):
+        addresses = [node.address for node in cluster.nodes]
+        with PageProcess(addresses, cluster.folder, index) as page:
+            while page.link is None:
+                cluster.watch()
+                time.sleep(_PAGE_PAUSE_S)
+            view.conclude(f"\nIn a browser, until Ctrl-C: {page.link}")
+            while True:
+                cluster.watch()
+                time.sleep(_PAGE_PAUSE_S)
+
+
 def run(options: argparse.Namespace) -> bool:
     """Runs the whole demo; returns whether everything is as it should be."""
     from local.showing.dead_letters import replay_one  # noqa: PLC0415 - not for `--help`
@@ -98,6 +119,8 @@ def run(options: argparse.Namespace) -> bool:
             books = keep_books(stage, folder)
             view.conclude(books_text(books, ended.verdict))
             view.conclude("\n".join(("", *ways)))
+            if options.stay:
+                _stay(stage, told.index)
     is_kept = replayed.is_clean and retried.is_clean and ordered.is_clean
     return ended.is_clean and is_kept and books.is_clean(ended.verdict)
 
@@ -116,6 +139,9 @@ def argument_parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=20.0, help="their dues lie within (default: 20)"
     )
     parser.add_argument("--no-kill", action="store_true", help="let every node live")
+    parser.add_argument(
+        "--stay", action="store_true", help="show the end of it in a browser, until Ctrl-C"
+    )
     parser.add_argument("--plain", action="store_true", help="lines instead of a live view")
     parser.add_argument(
         "--output",

@@ -148,7 +148,7 @@ MORE_OF_METRICS: Final[Mapping[str, str]] = {
 
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Must": ("cluster_id", "node_id", "data_dir", "kafka", "members"),
-    "Ports": ("listen", "advertised", "peer_listen", "metrics_listen"),
+    "Ports": ("listen", "advertised", "peer_listen", "metrics_listen", "web_listen"),
     "Limits": (
         *("span_seconds", "late_window_seconds", "levels", "max_message_bytes"),
         *("max_request_messages", "max_request_bytes", "disk_reserve_bytes"),

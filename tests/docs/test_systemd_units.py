@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "packaging" / "systemd"
 ONE, SEVERAL = UNITS / "delaywheel.service", UNITS / "delaywheel@.service"
 INDEX = UNITS / "delaywheel-trace-index.service"
+PAGE = UNITS / "delaywheel-web.service"
 EXPOSURE_AT_MOST = 20  # of 100
 
 
@@ -42,7 +43,7 @@ def test_the_manager_waits_for_the_node_and_knows_what_is_hopeless() -> None:
     assert int(found["UMask"], 8) == node._UMASK
 
 
-@pytest.mark.parametrize("unit", [ONE, SEVERAL, INDEX], ids=lambda path: path.stem)
+@pytest.mark.parametrize("unit", [ONE, SEVERAL, INDEX, PAGE], ids=lambda path: path.stem)
 def test_systemd_takes_it_and_calls_it_hardened(unit: Path, tmp_path: Path) -> None:
     tool = shutil.which("systemd-analyze")
     if tool is None:

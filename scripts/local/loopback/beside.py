@@ -73,9 +73,10 @@ class PageProcess:
         log: What it prints, the link with its secret too.
     """
 
-    def __init__(self, nodes: Sequence[str], folder: Path) -> None:
+    def __init__(self, nodes: Sequence[str], folder: Path, index: Path | None = None) -> None:
         self.log = folder / "web.log"
         self._nodes = nodes
+        self._index = index
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -83,12 +84,18 @@ class PageProcess:
         self.log.touch(mode=0o600)
         command = [sys.executable, "-m", "delaywheel_replica.cli.app", "web"]
         command += ["--server", ",".join(self._nodes), "--listen", "127.0.0.1:0"]
+        command += [] if self._index is None else ["--index", str(self._index)]
         self._process = start_child(command, log=self.log)
         return self
 
     def __exit__(self, *_error: object) -> None:
         if self._process is not None:
             end_child(self._process, patience_s=_STOP_S)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None: it was not started."""
+        return None if self._process is None else self._process.pid
 
     @property
     def link(self) -> str | None:

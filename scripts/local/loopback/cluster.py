@@ -558,9 +558,10 @@ def _index_of(cluster: LocalCluster, beside: ExitStack) -> IndexJob:
     return job
 
 
-def _page_of(cluster: LocalCluster, beside: ExitStack) -> PageProcess:
+def _page_of(cluster: LocalCluster, job: IndexJob | None, beside: ExitStack) -> PageProcess:
     addresses = [node.address for node in cluster.nodes]
-    return beside.enter_context(PageProcess(addresses, cluster.folder))
+    index = None if job is None else job.index
+    return beside.enter_context(PageProcess(addresses, cluster.folder, index))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -585,7 +586,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for node in cluster.nodes:
                 print(f"{node.id} takes calls at {node.address}; log: {node.log}", flush=True)
             job = _index_of(cluster, beside) if options.trace else None
-            page = None if options.no_page else _page_of(cluster, beside)
+            page = None if options.no_page else _page_of(cluster, job, beside)
             _watch(cluster, options.topic, job, page)
     except KeyboardInterrupt:
         return 0

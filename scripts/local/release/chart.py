@@ -23,6 +23,7 @@ _GIVEN = frozenset(
     {
         *("cluster_id", "node_id", "data_dir", "members", "kafka"),
         *("listen", "advertised", "peer_listen", "metrics_listen", "metrics_tls"),
+        "web_listen",
         *("tls_cert", "tls_key", "tls_client_ca", "tls_ca", "peer_tls"),
         *("grants", "tokens", "token_listen"),
     }

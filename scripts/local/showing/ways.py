@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from delaywheel.trace import Trace
@@ -32,6 +33,11 @@ class Tracing:
         self._job = job
         self._known: set[str] = set()
         self._asked_s = time.monotonic()
+
+    @property
+    def index(self) -> Path:
+        """The index's folder."""
+        return self._job.index
 
     def way(self, id_: bytes, last: str) -> str:
         """Returns what `delaywheel trace` prints of a message, once its way has come to an end.

@@ -22,7 +22,7 @@ export function put(into, ...children) {
 
 export function table(heads, rows, empty = "none") {
   if (!rows.length) return h("p", { class: "dim" }, empty);
-  return h("div", { class: "wide" }, h("table", {},
+  return h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "table" }, h("table", {},
     h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell ?? "not told")))))));
 }

@@ -2,7 +2,7 @@
 // A step has what grew in it, of those processes that ran on; `told` is false if no node told any.
 
 const STEP_MS = 5000;
-export const KEPT_MS = 15 * 60 * 1000;
+const KEPT_MS = 15 * 60 * 1000;
 const NAMES = ["accepted", "forwarded", "refused", "dead"];
 
 export class History {

@@ -31,7 +31,7 @@ function listed(list, chosen, again) {
   const link = (more) => `#dead?${new URLSearchParams({ ...chosen, ...more })}`;
   const where = Object.fromEntries(["halves_of", "dead_topic"].filter((name) => chosen[name]).map((name) => [name, chosen[name]]));
   const waiting = list.counts.reduce((sum, row) => sum + row.waiting, 0);
-  return [h("p", {}, `${counted(waiting, "letter")} wait in `, foreign(list.topic ?? ""), list.complete ? "." : "; the first of them are listed."),
+  return [h("p", {}, "Waiting in ", foreign(list.topic ?? ""), `: ${counted(waiting, "letter")}`, list.complete ? "." : "; the first of them are listed."),
     h("h2", {}, "By topic and reason"), table(["topic", "reason", "waiting", "replayed", "dropped"], list.counts.map((row) => [
       foreign(row.topic || "none", 300), h("a", { href: link({ topic: row.topic, reason: row.reason }) }, foreign(row.reason || "none", 300)),
       row.waiting.toLocaleString("en"), row.replayed.toLocaleString("en"), row.dropped.toLocaleString("en")]), "no such letter that you may read"),

@@ -149,7 +149,7 @@ function shown(found) {
     ["accepted", moment(found.accepted_at_ms)], ["topic", foreign(found.topic)],
     ["partition", found.partition == null ? "by its key" : String(found.partition)],
     ["in Kafka", place ? `${place.topic}/${place.partition ?? 0}/${place.offset ?? 0}` : null],
-    ["id", idText(found)], ["handle", foreign(found.handle)], ["lies in", `wheel ${found.wheel}, frame ${found.seq ?? 0}`],
+    ["id", idText(found)], ["handle", foreign(found.handle)], ["lies in", `wheel ${found.wheel ?? "not told"}, frame ${found.seq ?? 0}`],
   ]), found.content_withheld ? h("p", {}, "Key, value and headers are withheld: you have no right 'read' in its topic.") : [
     inWords(found.headers), h("h2", {}, "Key"), content(found.key), h("h2", {}, `Value, ${sizeOf(found.value_length_bytes)}`), content(found.value),
     h("h2", {}, "Headers"), table(["name", "value"], (found.headers ?? []).map((each) => [foreign(each.name ?? ""), content(each.value)])),

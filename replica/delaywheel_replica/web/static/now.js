@@ -79,7 +79,7 @@ function word(state, prefix) {
 function over(state) {
   const rate = (name) => (step) => step[name] * 1000 / (step.to_ms - step.from_ms);
   const rates = plot("Messages a second", ["accepted", "forwarded", "refused", "dead"].map((name) => [name === "dead" ? "dead letters" : name, rate(name)]), few);
-  const late = plot("Lateness", [["p50", (step) => lateMs(step.late, 0.5)], ["p99", (step) => lateMs(step.late, 0.99)]], about);
+  const late = plot("Lateness", [["p50", drawnMs(0.5)], ["p99", drawnMs(0.99)]], about);
   const facing = h("div", {}), listed = h("div", {}), why = h("div", {});
   const element = h("section", {}, h("h2", {}, "The last 15 minutes"), facing, h("div", { class: "plots" }, rates.element, late.element), why,
     h("details", {}, h("summary", {}, "Table, by the minute"), listed));
@@ -100,6 +100,14 @@ function over(state) {
     draw();
   };
   return { element, update, draw };
+}
+
+// What is beyond all bounds is drawn at the last of them, which it is above.
+function drawnMs(share) {
+  return (step) => {
+    const ms = lateMs(step.late, share);
+    return ms === Infinity ? step.late.bounds.at(-1) / 1000 : ms;
+  };
 }
 
 function byMinute(steps) {

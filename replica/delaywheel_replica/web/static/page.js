@@ -60,7 +60,7 @@ function ask(why = "") {
 
 function frame() {
   const links = [["now", "Now"], ["wheel", "The wheel"], ["search", "Look up"], ["dead", "Dead letters"], ["acts", "Acts"]];
-  state.banner = h("div", { role: "status" });
+  state.banner = h("div", { role: "status", class: "banner" });
   state.view = h("main", { id: "main" });
   const who = state.who.unlimited ? "everybody (no grants)" : state.who.principal;
   put(root,

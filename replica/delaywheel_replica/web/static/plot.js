@@ -1,8 +1,7 @@
-// A plot of the last 15 minutes: lines over time on a canvas, each with its own dashes and colour.
+// A plot of up to the last 15 minutes: lines over time on a canvas, each with its own dashes and colour.
 
-import { KEPT_MS } from "./history.js";
 import { h } from "./dom.js";
-import { clock } from "./times.js";
+import { clock, ZONE } from "./times.js";
 
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const GAP_MS = 15000;
@@ -21,9 +20,10 @@ export function plot(title, lines, shown) {
     paint.scale(scale, scale);
     const values = steps.flatMap((step) => lines.map(([, of]) => of(step))).filter(Number.isFinite);
     const top = roundUp(Math.max(...values, 0));
-    const x = (ms) => LEFT + (width - LEFT - 8) * (1 - (nowMs - ms) / KEPT_MS);
+    const length = Math.max(60000, nowMs - (steps[0]?.from_ms ?? nowMs));
+    const x = (ms) => LEFT + (width - LEFT - 8) * (1 - (nowMs - ms) / length);
     const y = (value) => TOP + (height - TOP - BOTTOM) * (1 - Math.min(value, top) / top);
-    axes(paint, style, { width, height, x, y, top, nowMs, shown });
+    axes(paint, style, { width, height, x, y, top, nowMs, length, shown });
     lines.forEach(([, of], place) => {
       paint.strokeStyle = style.getPropertyValue(`--line${place}`);
       paint.lineWidth = 2;
@@ -39,10 +39,10 @@ export function plot(title, lines, shown) {
       paint.stroke();
     });
   };
-  return { element: h("figure", {}, h("figcaption", {}, title), canvas, legend), draw };
+  return { element: h("figure", {}, h("figcaption", {}, `${title}, times in ${ZONE}`), canvas, legend), draw };
 }
 
-function axes(paint, style, { width, height, x, y, top, nowMs, shown }) {
+function axes(paint, style, { width, height, x, y, top, nowMs, length, shown }) {
   paint.font = "12px system-ui, sans-serif";
   paint.fillStyle = style.getPropertyValue("--dim");
   paint.strokeStyle = style.getPropertyValue("--line");
@@ -55,9 +55,9 @@ function axes(paint, style, { width, height, x, y, top, nowMs, shown }) {
     paint.lineTo(width - 8, y(top * part));
     paint.stroke();
   }
-  for (const minutes of [15, 10, 5, 0]) {
-    paint.textAlign = minutes === 15 ? "left" : minutes ? "center" : "right";
-    paint.fillText(clock(nowMs - minutes * 60000), x(nowMs - minutes * 60000), height - 8);
+  for (const [part, align] of [[1, "left"], [0.5, "center"], [0, "right"]]) {
+    paint.textAlign = align;
+    paint.fillText(clock(nowMs - part * length), x(nowMs - part * length), height - 8);
   }
 }
 

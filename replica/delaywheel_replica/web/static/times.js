@@ -1,12 +1,13 @@
 // Times in the viewer's zone, with UTC beside them, both named.
 
-const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
+export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const LOCAL = new Intl.DateTimeFormat("sv-SE", {
   year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit",
   second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23",
 });
 
 export function moment(ms) {
+  if (ms == null) return "not told";
   const at = Number(ms);
   if (!Number.isFinite(at) || Math.abs(at) > 8.64e15) return String(ms);
   const utc = new Date(at).toISOString();

@@ -36,8 +36,15 @@ function rest(step, found) {
   const own = step.topic && step.topic !== found.topic ? [`topic ${step.topic}`] : [];
   const id = step.id && step.id !== found.root ? [`id ${step.id}`] : [];
   const more = Object.entries(step).filter(([name, value]) => !HIDDEN.has(name) && value != null)
-    .map(([name, value]) => `${name.replace(/_/g, " ")} ${/_ms$/.test(name) && value > 1e11 ? moment(value) : value}`);
+    .map(([name, value]) => named(name, value));
   return [...own, ...id, ...more, step.told_by === "nodes" ? "told by the nodes" : ""].filter(Boolean).join("; ");
+}
+
+// A column by its name: those of times as times, of others the unit last.
+function named(name, value) {
+  const [, what, unit] = /^(.*?)(?:_(ms|us|bytes))?$/.exec(name);
+  const said = what.replace(/_/g, " ");
+  return unit === "ms" && value > 1e11 ? `${said} ${moment(value)}` : `${said} ${value}${unit ? ` ${unit}` : ""}`;
 }
 
 function looked(found) {

@@ -8,7 +8,7 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function wheel(state) {
   const parts = Object.fromEntries(DRAWN.map(([name, title]) => {
-    const canvas = h("canvas", { width: 640, height: 320, role: "img" });
+    const canvas = h("canvas", { width: 400, height: 320, role: "img" });
     const listed = h("div", {});
     const element = h("section", {}, h("h2", {}, title), canvas, h("details", {}, h("summary", {}, "Table"), listed));
     return [name, { canvas, listed, element }];
@@ -17,7 +17,7 @@ export function wheel(state) {
     if (parts[name] && state.told[name]) show(parts[name], name, state.told[name], state);
   };
   for (const [name] of DRAWN) update(name);
-  const element = h("div", {}, h("h1", {}, "The wheel"), DRAWN.map(([name]) => parts[name].element));
+  const element = h("div", {}, h("h1", {}, "The wheel"), h("div", { class: "rings" }, DRAWN.map(([name]) => parts[name].element)));
   const tick = () => { if (!still.matches && state.told.minute) draw(parts.minute.canvas, state.told.minute, state, true); };
   return { element, update, tick };
 }

@@ -148,7 +148,8 @@ def _ports(config: Config) -> Iterator[CheckedItem]:
     if pid is not None:
         yield ok("ports", f"not tried, as the node runs: process {pid}")
         return
-    wanted = {"listen": config.listen, "metrics_listen": config.metrics_listen}
+    names = ("listen", "metrics_listen", "web_listen")
+    wanted = {name: getattr(config, name) for name in names}
     if len(config.members) > 1:
         wanted["peer_listen"] = config.listens_for_peers
     for name, address in wanted.items():
