@@ -15,7 +15,7 @@ from delaywheel_replica.server.changing import cancels
 from delaywheel_replica.server.changing.cancels import CancelMany
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.half_commits import HalfCommits
-from delaywheel_replica.server.changing.pending import Decided, Subject
+from delaywheel_replica.server.changing.pending import Decided, DecisionBasis, Subject
 from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.commit import own_halves
@@ -77,7 +77,7 @@ def every_message_is_a_half() -> list[Patch]:
 
     return [
         instead(MessageFinder, "is_half", is_half),
-        instead(Reschedules, "_may_be_half", lambda *_: True),
+        instead(DecisionBasis, "may_be_half", lambda *_: True),
     ]
 
 
