@@ -1,0 +1,104 @@
+"""The operator's page in Chromium, as users start it, on real nodes: also while a leader dies."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delaywheel import MessageState
+from local.loopback.beside import PageProcess
+from support.services.trio import Trio
+
+CHROMIUM = shutil.which("chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium"),
+]
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture
+def tab(trio: Trio, tmp_path: Path) -> Iterator[Any]:
+    """A browser's tab, by the printed link."""
+    with (
+        PageProcess([node.address for node in trio.nodes], tmp_path) as page,
+        playwright.sync_playwright() as driver,
+    ):
+        link = trio.wait("the page listens", lambda: page.link)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = browser.new_page()
+        opened.set_default_timeout(PATIENCE_MS)
+        complaints: list[str] = []
+        opened.on("pageerror", lambda error: complaints.extend([str(error)]))
+        opened.on("console", lambda said: complaints.extend(_of_policy(said.text)))
+        opened.goto(link)
+        try:
+            yield opened
+        finally:
+            browser.close()
+        assert complaints == []
+
+
+def _drops_a_letter(trio: Trio, topic: str, tab: Any) -> None:
+    base = tab.url.partition("#")[0]
+
+    def listed() -> bool:
+        tab.goto(f"{base}#dead?topic={topic}&{uuid.uuid4().hex}=")  # looks anew
+        tab.get_by_text(re.compile(r"Waiting in|not known")).wait_for()
+        return bool(tab.get_by_text(": 1 letter").count())
+
+    trio.wait("the letter is listed", listed)
+    tab.locator("a[href^='#letter?place=']").click()
+    tab.get_by_text("ahead").first.wait_for()
+    tab.get_by_role("button", name="Drop: count first").click()
+    tab.get_by_role("button", name="Do it").click()
+    tab.get_by_text("1 letter dropped").wait_for()
+    tab.get_by_role("link", name="Acts").click()
+    tab.get_by_text("dead/drop").wait_for()
+
+
+def _of_policy(text: str) -> list[str]:
+    return [text] if "Content Security Policy" in text else []
+
+
+def test_one_looks_acts_and_sees_the_leader_die(trio: Trio, topic: str, tab: Any) -> None:
+    with trio.client() as client:
+        first, second = (client.produce(topic, b"%d" % n, key=b"42", delay="30s") for n in (1, 2))
+        tab.locator("h1.ok").wait_for()
+        tab.get_by_role("link", name="The wheel").click()
+        tab.locator("canvas[aria-label^='2 messages pending']").first.wait_for()
+        tab.locator("summary").first.click()
+        tab.locator("section a").first.click()
+        tab.get_by_role("link", name=str(first)).click()
+        tab.get_by_role("button", name="Cancel it").click()
+        tab.get_by_role("button", name="Do it").click()
+        tab.get_by_text("cancelled: it is never delivered").wait_for()
+        found = client.get(first)
+        assert found is not None
+        assert found.state is MessageState.CANCELLED
+        tab.goto(f"{tab.url.partition('#')[0]}#message?handle={second}")
+        tab.locator("#due").fill("2000-01-01T00:00:00Z")
+        tab.get_by_role("button", name="Reschedule it").click()
+        tab.get_by_role("button", name="Do it").click()
+        tab.get_by_text("delivered", exact=False).first.wait_for()
+        ahead = datetime.now(UTC) + timedelta(days=3)  # which Kafka takes from nobody
+        client.produce(topic, b"ahead", timestamp=ahead, delay="1s")
+    tab.get_by_role("button", name="Look for its way").click()
+    tab.get_by_text("No index of traces was searched").wait_for()
+    _drops_a_letter(trio, topic, tab)
+    tab.get_by_role("link", name="Now").click()
+    leader = trio.leader()
+    trio.kill(leader)
+    tab.locator("h1.degraded").wait_for()
+    new = trio.await_leader(trio.others(leader))
+    tab.locator("dd", has_text=new.id).first.wait_for()
+    trio.start(leader)
+    tab.locator("h1.ok").wait_for()
