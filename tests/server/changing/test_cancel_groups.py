@@ -61,6 +61,8 @@ class Site:
         written: the same of groups written.
         goes_on: looks wait for it.
         doubtful: the ids of which the first look could not read everything.
+        absent: the ids of which nothing is found.
+        others_answer: the other nodes find nothing, and say so then.
         is_current: looks find all that the progress accounts for.
         put_off: how often a look was not made, because it would not.
         refused: the rows of each group that are refused.
@@ -72,6 +74,8 @@ class Site:
     written: list[int] = field(default_factory=list)
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     doubtful: set[bytes] = field(default_factory=set)
+    absent: set[bytes] = field(default_factory=set)
+    others_answer: asyncio.Event = field(default_factory=asyncio.Event)
     is_current: bool = True
     put_off: int = 0
     refused: dict[int, Refusal] = field(default_factory=dict)
@@ -105,10 +109,16 @@ class Site:
             Subject(
                 each._replace(wheel=None),
                 each,
-                Found((DUE_MS,), [COPY], readable=each.id not in self.doubtful),
+                Found((DUE_MS,), [COPY], readable=each.id not in self.doubtful)
+                if each.id not in self.absent
+                else Found(),
             )
             for each in references
         ]
+
+    async def nobody_has(self, _named: Reference) -> bool:
+        await self.others_answer.wait()
+        return True
 
     async def decide_many(self, subjects: list[Subject]) -> list[Decided]:
         self.decided.append(len(subjects))
@@ -303,6 +313,27 @@ async def test_who_asks_again_joins_the_first_attempt() -> None:
         site.reach(100)
         assert [await call for call in again] == [cancelled()] * 2
     assert (site.looked_up, site.written) == ([1, 1], [1])
+    assert groups.kept == 0
+
+
+@pytest.mark.parametrize("name", [named(1), named(1)._replace(wheel=OWN)], ids=["same", "other"])
+async def test_who_joins_a_look_is_not_told_that_it_found_nothing(name: Reference) -> None:
+    """The message may have been accepted since that look, before this caller asked."""
+    site = Site(absent={named(1).id})
+    async with site.serving() as groups:
+        first = [asyncio.create_task(groups.cancel([named(1)], 9)) for _ in range(2)]
+        await site.until(lambda: site.looked_up == [1])
+        later = [asyncio.create_task(groups.cancel([named(1)], 9))]
+        site.goes_on.set()
+        await site.until(lambda: groups._asked_about)
+        site.absent.clear()
+        later.append(asyncio.create_task(groups.cancel([name], 9)))
+        await site.until(lambda: name == named(1) or len(site.looked_up) == 2)
+        await asyncio.sleep(0)
+        site.others_answer.set()
+        not_found, unknown = Decided(CancelDecision.NOT_FOUND), Refusal(Reason.NOT_UP_TO_DATE)
+        assert [await call for call in first] == [[not_found]] * 2
+        assert [await call for call in later] == [[unknown]] * 2
     assert groups.kept == 0
 
 

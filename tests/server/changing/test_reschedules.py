@@ -312,6 +312,41 @@ def test_a_frame_that_this_node_lacks_for_a_moment_is_waited_for(server: ServerP
         server.cleaner.commit(without)
 
 
+async def test_who_joins_a_look_is_not_told_that_it_found_nothing() -> None:
+    """The message may have been accepted since that look, before this caller asked."""
+    reference = Reference.of(MessageKey(bytes(16), in_ms(3_000), "t"))
+    others_answer = asyncio.Event()
+
+    async def decide(_subject: Subject) -> Decided:
+        await others_answer.wait()
+        return Decided(CancelDecision.NOT_FOUND)
+
+    finder = SimpleNamespace(
+        leader_address=lambda _: None,
+        read_ahead=AsyncMock(),
+        find=AsyncMock(return_value=Subject(reference, reference, Found())),
+        decide=decide,
+    )
+    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
+    reschedules = Reschedules(
+        *cast("Any", (SimpleNamespace(cleaner=leading), finder, None, None)),
+        span=Span(600, 0),
+        propose=AsyncMock(),
+        next_change=asyncio.Event().wait,
+        counts=NodeCounts(),
+    )
+    due = pb.NewDue(message=named(f"n1.1:5:{7:032x}:t"), deliver_at_ms=in_ms(60_000))
+    request = pb.RescheduleRequest(messages=[due, due])
+    first = asyncio.create_task(reschedules.reschedule(request, ANYBODY, left_s=10))
+    await asyncio.sleep(0.01)
+    later = asyncio.create_task(reschedules.reschedule(request, ANYBODY, left_s=10))
+    await asyncio.sleep(0.01)
+    others_answer.set()
+    outcomes = [each.outcome for each in (await first).results]
+    assert outcomes == [pb.RESCHEDULE_OUTCOME_NOT_FOUND] * 2
+    assert [each.error.reason for each in (await later).results] == [Reason.NOT_UP_TO_DATE] * 2
+
+
 async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:
     """A cancel of it waits for what becomes of it; other dues are never given to halves."""
     place = Position(WheelId("n1", 1), 1, 0)

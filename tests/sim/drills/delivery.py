@@ -366,6 +366,22 @@ def unheard_of(script: Script) -> None:
     script.until_ms = 12_000
 
 
+@DELIVERY(
+    r"client +cancels m3 at a", r"hears of a m3:acknowledged", r"cancels m3 at a", r"hears of m3:"
+)
+def accepted_during_a_look(script: Script) -> None:
+    """While a silent node is asked for what nobody has, it is accepted; its caller cancels it."""
+    script.send(2_400, "a", delay_ms=20_000, count=2)
+    script.do(2_500, "pause", node="c", part="both", ms=FOREVER_MS)
+    for at_ms in range(3_000, 10_000, 2_500):
+        first = script.send(at_ms, "ca", delay_ms=12_000, count=3)
+        for number in range(first, first + 3):
+            # Its first node says nothing for 1.5 s; the look lasts from then on for 1 s.
+            script.cancel(script.about(at_ms + 900, 200), number, "a")
+            script.cancel(script.about(at_ms + 1_650, 100), number, "a")
+    script.until_ms = 12_000
+
+
 @DELIVERY(r"delivers m1 ", r"does Sweep", r"client +cancels m1 at", r"hears of m1: too late")
 def long_done(script: Script) -> None:
     """A cancel comes when its message's second is deleted everywhere."""

@@ -25,6 +25,7 @@ from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
 from delaywheel_replica.core.protocol import seal
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.seal import Seal
+from delaywheel_replica.server.changing.awaited import LaterCall
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.pending import (
     DecisionBasis,
@@ -150,6 +151,13 @@ def takes_what_is_not_due() -> list[Patch]:
 
 def not_found_without_asking() -> list[Patch]:
     return [everywhere(cancelling.others_to_ask, lambda _: 0)]
+
+
+def what_an_earlier_look_found_is_told() -> list[Patch]:
+    def settle(self: LaterCall[Any], row: int, result: Any) -> None:
+        self.call.settle(row, result)
+
+    return [instead(LaterCall, "settle", settle)]
 
 
 def finished_is_not_found() -> list[Patch]:
@@ -355,6 +363,12 @@ FORWARDING = {
         not_found_without_asking,
         "reported not found",
         ("unheard_of",),
+    ),
+    "what an earlier look found is told": Mutant(
+        "a message that was accepted after a look began is not found, as is told to who came later",
+        what_an_earlier_look_found_is_told,
+        "reported not found",
+        ("accepted_during_a_look",),
     ),
     "what is finished is not found": Mutant(
         "a message whose second is deleted is reported as never accepted",

@@ -81,6 +81,7 @@ FOUND = {
     "deleted_open",
     "row_and_file",
     "unheard_of",
+    "accepted_during_a_look",
     "unverified_answer",
     "unverified_leader",
     "long_done",

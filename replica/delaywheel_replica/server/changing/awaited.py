@@ -37,11 +37,37 @@ OF_ALL: Final = frozenset({Reason.NO_LEADER, Reason.BACKPRESSURE, Reason.RESCHED
 class NamingCall(Protocol[_Settled_contra]):
     """A call that names messages, as those see it that settle them."""
 
-    is_over: bool
-    """Its caller does not wait any more."""
+    @property
+    def is_over(self) -> bool:
+        """Whether its caller does not wait any more."""
 
     def settle(self, row: int, result: _Settled_contra, /) -> None:
         """Notes what became of one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaterCall(Generic[_Result]):
+    """A call that joins an attempt whose look has begun.
+
+    What was not found then may have been accepted since, before this call: so this one is not told
+    that, and asks again. All else that is decided of a message is true of who came later, too.
+
+    Attributes:
+        not_found: What the others are told if there is no such message.
+    """
+
+    call: NamingCall[_Result | Refusal]
+    not_found: _Result
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its caller does not wait any more."""
+        return self.call.is_over
+
+    def settle(self, row: int, result: _Result | Refusal) -> None:
+        """Notes what became of one."""
+        is_stale = result == self.not_found
+        self.call.settle(row, Refusal(Reason.NOT_UP_TO_DATE) if is_stale else result)
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ apart, or as soon as `_WORTH_A_BATCH` wait: a single cancel waits for nothing, t
 is shared by what is in it, and their groups stand less often before those of messages. Cancels are
 written as one group while the next batch is looked up. A message is in this table once: whoever
 asks again joins its first attempt, even if its caller gave up, and nothing is read or written for
-that.
+that. Only "not found" is told to none but who asked before the look began (`LaterCall`).
 
 A defect midway leaves nothing here for ever: what a call has named is queued whatever happens next,
 and what was asked for more than `LEFT_BEHIND_S` ago is in nobody's hands and is answered.
@@ -44,6 +44,7 @@ from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.awaited import AwaitedCall
 from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, MessageFinder
 from delaywheel_replica.server.changing.pending import (
+    NOT_FOUND,
     Answered,
     Decided,
     DecisionBasis,
@@ -372,8 +373,7 @@ class CancelGroups:
         async def ask() -> None:
             try:
                 is_none = await self._finder.nobody_has(subject.named)
-                decision = CancelDecision.NOT_FOUND if is_none else CancelDecision.UNKNOWN
-                self._settle(pending, Decided(decision))
+                self._settle(pending, NOT_FOUND if is_none else Decided(CancelDecision.UNKNOWN))
             finally:
                 self._asked_about -= 1
                 self._settle(pending, Decided(CancelDecision.UNKNOWN))

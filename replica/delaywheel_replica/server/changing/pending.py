@@ -21,7 +21,7 @@ Without I/O and clocks: the simulation uses these classes too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
@@ -36,7 +36,7 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
-from delaywheel_replica.server.changing.awaited import NamingCall, Waiters
+from delaywheel_replica.server.changing.awaited import LaterCall, NamingCall, Waiters
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.refusals import Refusal
@@ -56,6 +56,8 @@ class Decided(NamedTuple):
 
 Answered = Decided | Refusal
 """What became of one message."""
+NOT_FOUND: Final = Decided(CancelDecision.NOT_FOUND)
+"""True of who asked before the look began, and of nobody else (`LaterCall`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -219,6 +221,8 @@ class PendingCancel:
 
     def join(self, call: NamingCall[Answered], row: int) -> None:
         """Adds a call that names it."""
+        if self.is_taken:
+            call = LaterCall(call, NOT_FOUND)
         if self.others is None:  # nearly always nobody joins: an object less for each message
             self.others = Waiters(call, row)
         else:

@@ -45,6 +45,7 @@ from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.changing.awaited import (
     PASSED_ON_S,
     AwaitedCall,
+    LaterCall,
     Waiters,
     check_not_all_refused,
     parsed,
@@ -87,6 +88,7 @@ _OUTCOMES: Final = {
     CancelDecision.TOO_LATE: pb.RESCHEDULE_OUTCOME_TOO_LATE,
     CancelDecision.NOT_FOUND: pb.RESCHEDULE_OUTCOME_NOT_FOUND,
 }
+_NOT_FOUND: Final = pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_NOT_FOUND)
 _CERTAIN: Final = _OUTCOMES.keys() - {CancelDecision.TOO_LATE}
 """Final even after it was proposed: it may have been decided before it was too late."""
 
@@ -250,7 +252,8 @@ class Reschedules:
     def _join(self, wanted: _Wanted, call: AwaitedCall[_Answered], row: int) -> _Attempt | None:
         """Begins an attempt, or joins an earlier one; None: it is refused."""
         if (attempt := self._attempts.get(wanted)) is not None:
-            attempt.callers.join(call, row)
+            is_looked_up = attempt.admitted.done()
+            attempt.callers.join(LaterCall(call, _NOT_FOUND) if is_looked_up else call, row)
             return attempt
         if len(self._queue) >= QUEUED_AT_MOST:
             call.settle(row, Refusal(Reason.RESCHEDULES_BUSY))
