@@ -11,7 +11,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # m
 
 from delaywheel import ingress
 from delaywheel.consumer import ConsumerReason
-from local.loopback.shared import JoinedBroker
 from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
 from support.kafka.read_committed import (
@@ -51,21 +50,19 @@ RESTART_S = 1.0
 
 
 @pytest.fixture
-def rights(kafka: JoinedBroker, cluster: str) -> Iterator[Rights]:
-    ingress_topic = ingress.ingress_topic(cluster)
-    with Rights.of(kafka) as given:
-        for name in (TOPIC, RETRY, DEAD, WRITTEN):
-            create_topic(given.address, name, partitions=PARTITIONS)
-            for operation in ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"):
-                given.allow(ResourceType.TOPIC, name, operation, prefixed=False)
-        for operation in ("WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"):
-            given.allow(ResourceType.TOPIC, ingress_topic, operation, prefixed=False)
-        given.allow(ResourceType.GROUP, GROUP, "READ", prefixed=False)
-        given.allow(ResourceType.GROUP, ingress_topic, "DESCRIBE", prefixed=False)
-        given.allow(
-            ResourceType.TRANSACTIONAL_ID, f"delaywheel-retry-{GROUP}-", "WRITE", prefixed=True
-        )
-        yield given
+def rights(users_rights: Rights, cluster: str) -> Rights:
+    given, ingress_topic = users_rights, ingress.ingress_topic(cluster)
+    for name in (TOPIC, RETRY, DEAD, WRITTEN):
+        create_topic(given.address, name, partitions=PARTITIONS)
+        for operation in ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"):
+            given.allow(ResourceType.TOPIC, name, operation, prefixed=False)
+    for operation in ("WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"):
+        given.allow(ResourceType.TOPIC, ingress_topic, operation, prefixed=False)
+    given.allow(ResourceType.GROUP, GROUP, "READ", prefixed=False)
+    given.allow(ResourceType.GROUP, ingress_topic, "DESCRIBE", prefixed=False)
+    ids = f"delaywheel-retry-{GROUP}-"
+    given.allow(ResourceType.TRANSACTIONAL_ID, ids, "WRITE", prefixed=True)
+    return given
 
 
 class Trouble:

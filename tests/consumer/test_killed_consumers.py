@@ -3,7 +3,7 @@
 In short, test_changing_rights.py kills those that keep no order, and takes away rights as well.
 `DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes, and
 `DELAYWHEEL_DRILL_REST_S` says how long it waits afterwards for what is left: on a busy machine
-that is much. `DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it. Partitions move as
+that is much. On how many brokers and nodes says conftest.py. Partitions move as
 `DELAYWHEEL_DRILL_REBALANCES` says: eager, cooperative, or consumer (KIP-848); where keys keep their
 order, they move eagerly. `DELAYWHEEL_DRILL_ASYNC=1` has consumers on event loops. Eager members
 have names and are killed each second. The others have none, and their group waits for the end of a
