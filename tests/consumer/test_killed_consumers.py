@@ -17,15 +17,22 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from local.loopback.kafka import KafkaBroker
-from support.consumer.killed import Consumers, check_histories, still_away
+from support.consumer.ended import (
+    PARTITIONS,
+    PATIENCE_S,
+    Ends,
+    check_writes,
+    wait_until_passed,
+)
+from support.consumer.killed import Consumers, still_away
 from support.consumer.plan import Plan
 from support.kafka.read_committed import (
     CommittedReader,
@@ -49,8 +56,6 @@ RATE = 25
 KEYS = 50
 EVERY_S = 5.0
 """How often a topic is recreated."""
-PARTITIONS = 3
-PATIENCE_S = float(os.environ.get("DELAYWHEEL_DRILL_REST_S", "120"))
 
 
 def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) -> Plan:
@@ -115,34 +120,15 @@ def test_each_history_is_its_plans(
     kafka: KafkaBroker, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(kafka, cluster, tmp_path, ordered=False)
-    topic = plan.topic
     with Consumers(plan, tmp_path) as consumers:
         sent, kills = send_and_kill(plan, consumers)
-        retries = sum(map(plan.retries, range(sent)))
-        deaths = sum(map(plan.dies, range(sent)))
-        with CommittedReader(
-            kafka.address, f"{topic}-retry-{plan.group}", partitions=PARTITIONS
-        ) as reader:
-            back = reader.wait_for(retries, timeout_s=PATIENCE_S)
-        with CommittedReader(
-            kafka.address, f"{topic}-dead-{plan.group}", partitions=PARTITIONS
-        ) as reader:
-            dead = reader.wait_for(deaths, timeout_s=PATIENCE_S)
-        wait_until_passed(kafka, plan)
+        ends = Ends.of(plan, sent)
+        wait_until_passed(plan)
         consumers.check_alive()
-    # Everything is passed: what more there were would be there by now.
-    for name, count in (
-        (f"{topic}-retry-{plan.group}", retries),
-        (f"{topic}-dead-{plan.group}", deaths),
-    ):
-        wait_decided(kafka.address, name, partitions=PARTITIONS)
-        with CommittedReader(kafka.address, name, partitions=PARTITIONS) as reader:
-            assert len(reader.read_to_end()) == count
-    check_writes(kafka, plan, sent)
-    latest_ms = check_histories(plan, sent, back, dead)
+    latest_ms = ends.check()
     with capsys.disabled():
-        reported = f"{sent} messages, {kills} kills, {retries} retries, {deaths} dead letters"
-        print(f"\n{reported}; a retry came {latest_ms} ms late at most")  # noqa: T201
+        late = f"a retry came {latest_ms} ms late at most"
+        print(f"\n{sent} messages, {kills} kills, {ends}; {late}")  # noqa: T201
 
 
 @pytest.mark.timeout(DRILL_S + 6 * PATIENCE_S)
@@ -159,21 +145,14 @@ def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path)
         while len(ended_in_order(plan)) < sent:
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        wait_until_passed(kafka, plan)
+        wait_until_passed(plan)
         consumers.check_alive()
     died = sorted(int(message.value() or b"") for message in dead)
     assert died == [number for number in range(sent) if plan.dies(number)]
-    check_writes(kafka, plan, sent)
+    check_writes(plan, sent)
     assert ended_in_order(plan) == set(range(sent))
     order = f"{plan.topic}-order-{plan.group}"
     assert still_away(kafka.address, order, partitions=PARTITIONS) == []
-
-
-def check_writes(kafka: KafkaBroker, plan: Plan, sent: int) -> None:
-    """Each handler has written once, if its record ended as done by that."""
-    wait_decided(kafka.address, plan.written, partitions=PARTITIONS)
-    with CommittedReader(kafka.address, plan.written, partitions=PARTITIONS) as reader:
-        assert sorted(one.value() or b"" for one in reader.read_to_end()) == plan.writes(sent)
 
 
 class Remaking:
@@ -200,7 +179,7 @@ class Remaking:
             return False
         is_whole = len(self.is_whole) % 2 == 0
         if is_whole:
-            wait_until_passed(self._kafka, self._plan, [self._plan.topic])
+            wait_until_passed(self._plan, [self._plan.topic])
         delete_topic(self._kafka.address, self._plan.topic)
         create_topic(self._kafka.address, self._plan.topic, partitions=PARTITIONS)
         self.is_whole.append(is_whole)
@@ -228,7 +207,7 @@ def test_records_of_a_topic_that_is_recreated_are_handled(
     with Consumers(plan, tmp_path) as consumers:
         remaking = Remaking(kafka, plan, consumers)
         sent, kills = send_and_kill(plan, consumers, remaking)
-        wait_until_passed(kafka, plan, [plan.topic])
+        wait_until_passed(plan, [plan.topic])
         attempts = Counter(Path(plan.handled).read_bytes().splitlines())
         # What was begun ends, whatever became of its topic.
         wanted = {
@@ -246,7 +225,7 @@ def test_records_of_a_topic_that_is_recreated_are_handled(
         while missing := lines - set(Path(plan.handled).read_bytes().splitlines()):
             assert time.monotonic() < deadline, sorted(missing)[:20]
             time.sleep(0.2)
-        wait_until_passed(kafka, plan, [f"{plan.topic}-retry-{plan.group}"])
+        wait_until_passed(plan, [f"{plan.topic}-retry-{plan.group}"])
         remaking.restart_stopped()
     letters = f"{plan.topic}-dead-{plan.group}"
     wait_decided(kafka.address, letters, partitions=PARTITIONS)
@@ -276,33 +255,3 @@ def ended_in_order(plan: Plan) -> set[int]:
         if attempt == plan.retries(number) + 1:
             ended.add(number)
     return ended
-
-
-def wait_until_passed(kafka: KafkaBroker, plan: Plan, topics: Sequence[str] = ()) -> None:
-    """The group has passed every record; a transaction's markers take offsets of their own."""
-    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": plan.group})
-    retry = f"{plan.topic}-retry-{plan.group}"
-    wanted = [
-        TopicPartition(name, number)
-        for name in topics or (plan.topic, retry)
-        for number in range(PARTITIONS)
-    ]
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            reported = consumer.committed(wanted, timeout=PATIENCE_S)
-        except KafkaException:  # the broker moves the group while topics come and go
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-            continue
-        behind = 0
-        for one in reported:
-            _, end = consumer.get_watermark_offsets(one, timeout=PATIENCE_S)
-            # Behind the last record of the retry topic comes the marker of its transaction.
-            behind += max(0, end - max(one.offset, 0) - (1 if one.topic == retry else 0))
-        if not behind:
-            consumer.close()
-            return
-        assert time.monotonic() < deadline, behind
-        time.sleep(0.2)

@@ -114,10 +114,14 @@ class Brokers:
             KafkaError: They are not within the time of a start.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
-        while behind := [at for at, found in self._partitions().items() if _is_behind(found)]:
+        while behind := self.behind():
             if time.monotonic() > deadline:
                 raise KafkaError(f"not in sync: {behind[:5]}")
             time.sleep(0.2)
+
+    def behind(self) -> list[tuple[str, int]]:
+        """Returns the partitions without leader, or with copies that are not in sync."""
+        return [at for at, found in self._partitions().items() if _is_behind(found)]
 
     def leaders(self) -> dict[tuple[str, int], int]:
         """Returns the leader of each partition of all topics, Kafka's own included; -1: none."""
