@@ -1,13 +1,11 @@
 """Three consumers that are killed again and again: each message's history follows its plan.
 
 In short, test_changing_rights.py kills those that keep no order, and takes away rights as well.
-`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes, and
-`DELAYWHEEL_DRILL_REST_S` says how long it waits afterwards for what is left: on a busy machine
-that is much. On how many brokers and nodes says conftest.py. Partitions move as
-`DELAYWHEEL_DRILL_REBALANCES` says: eager, cooperative, or consumer (KIP-848); where keys keep their
-order, they move eagerly. `DELAYWHEEL_DRILL_ASYNC=1` has consumers on event loops. Eager members
-have names and are killed each second. The others have none, and their group waits for the end of a
-session after each kill: they are killed each eighth second.
+`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes each
+kind of consumer, or `-k asyncio` one, and `DELAYWHEEL_DRILL_REST_S` says how long it waits
+afterwards for what is left: on a busy machine that is much. On how many brokers and nodes says
+conftest.py. Eager members have names and are killed each second. The others have none, and their
+group waits for the end of a session after each kill: they are killed each eighth second.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -45,39 +43,39 @@ from support.process.night import NIGHT, at_night
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "60" if NIGHT else "8"))
-REBALANCES = cast(
-    "Literal['eager', 'cooperative', 'consumer']",
-    os.environ.get("DELAYWHEEL_DRILL_REBALANCES", "eager"),
-)
-IS_ASYNC = "DELAYWHEEL_DRILL_ASYNC" in os.environ
 SHORT_SESSIONS = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
 """The shortest that brokers take; with KIP-848 it is the broker's to say."""
+KINDS: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "cooperative": {"rebalances": "cooperative", "kafka": SHORT_SESSIONS},
+    "consumer": {"rebalances": "consumer"},
+    "asyncio": {"is_async": True},
+}
+"""How the partitions of a group move, or its handlers run."""
 RATE = 25
 KEYS = 50
 EVERY_S = 5.0
 """How often a topic is recreated."""
 
 
-def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) -> Plan:
+def make_plan(
+    kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool = False, **kind: Any
+) -> Plan:
     name = uuid.uuid4().hex[:8]
     topic = f"orders-{name}"
     create_topic(kafka.address, topic, partitions=PARTITIONS)
     written = f"written-{name}"
     create_topic(kafka.address, written, partitions=PARTITIONS)
-    handled = str(folder / "handled")
-    rebalances = "eager" if ordered else REBALANCES
     return Plan(
         kafka.address,
         cluster,
         topic,
         group=f"group-{name}",
         seed=7,
-        handled=handled,
+        handled=str(folder / "handled"),
         written=written,
         ordered=ordered,
-        kafka=SHORT_SESSIONS if rebalances == "cooperative" else {},
-        rebalances=rebalances,
-        is_async=IS_ASYNC,
+        **kind,
     )
 
 
@@ -116,10 +114,11 @@ def send_and_kill(
 
 @pytest.mark.skipif("DELAYWHEEL_DRILL_S" not in os.environ, reason="for minutes; see above")
 @pytest.mark.timeout(DRILL_S + 3 * PATIENCE_S)
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_history_is_its_plans(
-    kafka: KafkaBroker, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kafka: KafkaBroker, cluster: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = make_plan(kafka, cluster, tmp_path, ordered=False)
+    plan = make_plan(kafka, cluster, tmp_path, **KINDS[kind])
     with Consumers(plan, tmp_path) as consumers:
         sent, kills = send_and_kill(plan, consumers)
         ends = Ends.of(plan, sent)
@@ -203,7 +202,7 @@ class Remaking:
 def test_records_of_a_topic_that_is_recreated_are_handled(
     kafka: KafkaBroker, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = make_plan(kafka, cluster, tmp_path, ordered=False)
+    plan = make_plan(kafka, cluster, tmp_path)
     with Consumers(plan, tmp_path) as consumers:
         remaking = Remaking(kafka, plan, consumers)
         sent, kills = send_and_kill(plan, consumers, remaking)
