@@ -1,6 +1,6 @@
 """One real node for all tests of this folder, and separate topics.
 
-`DELAYWHEEL_DRILL_BROKERS=3` has three brokers, `DELAYWHEEL_DRILL_NODES=3` three nodes of it.
+`DELAYWHEEL_DRILL_KAFKAS=3` has three brokers, `DELAYWHEEL_DRILL_NODES=3` three nodes of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from support.services.service import wait_until
 from support.services.trio import NO_METRICS
 
 NODES = int(os.environ.get("DELAYWHEEL_DRILL_NODES", "1"))
-BROKERS = int(os.environ.get("DELAYWHEEL_DRILL_BROKERS", "1"))
+BROKERS = int(os.environ.get("DELAYWHEEL_DRILL_KAFKAS", "1"))
 USER = "user0"
 
 

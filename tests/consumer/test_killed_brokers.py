@@ -1,6 +1,6 @@
 """Brokers that are killed one after another: each message's history follows its plan all the same.
 
-    DELAYWHEEL_DRILL_BROKERS=3 DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_brokers.py
+    DELAYWHEEL_DRILL_KAFKAS=3 DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_brokers.py
 
 Each is away for longer than its session, and has all copies again before the next one is killed.
 Printed is what that cost three consumers: records that were handled twice, and after each kill the
@@ -28,7 +28,7 @@ from support.consumer.plan import Plan
 from support.kafka.read_committed import CommittedReader, create_topic
 
 DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "0"))
-SEVERAL = int(os.environ.get("DELAYWHEEL_DRILL_BROKERS", "1")) > 1
+SEVERAL = int(os.environ.get("DELAYWHEEL_DRILL_KAFKAS", "1")) > 1
 
 pytestmark = [
     pytest.mark.kafka,
