@@ -35,6 +35,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (DRILL_S and SEVERAL), reason="for minutes; see above"),
     pytest.mark.timeout(DRILL_S + 4 * PATIENCE_S),
+    pytest.mark.xfail(
+        reason="Kafka fences a group's static members whose coordinator is killed: INSTANCE_TAKEN"
+    ),
 ]
 
 RATE = 50

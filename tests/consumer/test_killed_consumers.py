@@ -59,15 +59,15 @@ EVERY_S = 5.0
 
 
 def make_plan(
-    kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool = False, **kind: Any
+    broker: KafkaBroker, cluster: str, folder: Path, *, ordered: bool = False, **kind: Any
 ) -> Plan:
     name = uuid.uuid4().hex[:8]
     topic = f"orders-{name}"
-    create_topic(kafka.address, topic, partitions=PARTITIONS)
+    create_topic(broker.address, topic, partitions=PARTITIONS)
     written = f"written-{name}"
-    create_topic(kafka.address, written, partitions=PARTITIONS)
+    create_topic(broker.address, written, partitions=PARTITIONS)
     return Plan(
-        kafka.address,
+        broker.address,
         cluster,
         topic,
         group=f"group-{name}",
