@@ -6,9 +6,10 @@ rescheduled, or cancelled in groups: none of them is at both dues, and none at n
 nothing is left behind, and the books show the same. As many records as `DELAYWHEEL_STORM_RECORDS`
 says; the figures are printed (`pytest -s`).
 
-A night's. A push kills each of them by itself: consumers (tests/consumer/test_killed_consumers.py),
-nodes and their processes under load (tests/e2e/one_node/test_exactly_once.py), leaders, a broker of
-three; and the demo compares a run's messages across a kill.
+A night's. A push kills each of them by itself: consumers
+(tests/consumer/storms/test_killed_consumers.py), nodes and their processes under load
+(tests/e2e/one_node/test_exactly_once.py), leaders, a broker of three; and the demo compares a run's
+messages across a kill.
 """
 
 from __future__ import annotations

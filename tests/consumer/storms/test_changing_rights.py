@@ -1,7 +1,7 @@
 """Consumers that are killed while rights are taken away and given back, and sizes are lowered.
 
-`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_changing_rights.py` does it for five minutes, a
-night for one; in a push each of the rights to write is taken away once.
+`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/storms/test_changing_rights.py` does it for five
+minutes, a night for one; in a push each of the rights to write is taken away once.
 Consumers stop, and are started again; with `DELAYWHEEL_DRILL_WAIT=10m` they wait for their rights.
 """
 

@@ -1,6 +1,7 @@
 """Brokers that are killed one after another: each message's history follows its plan all the same.
 
-    DELAYWHEEL_DRILL_KAFKAS=3 DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_brokers.py
+    export DELAYWHEEL_DRILL_KAFKAS=3 DELAYWHEEL_DRILL_S=300
+    pytest tests/consumer/storms/test_killed_brokers.py
 
 Each is away for longer than its session, and has all copies again before the next one is killed.
 Printed is what that cost three consumers: records that were handled twice, and after each kill the
