@@ -12,8 +12,6 @@ from typing import Final
 from delaywheel_replica.process.plain_log import PlainLog
 
 _VARIABLE: Final = "NOTIFY_SOCKET"
-
-
 _PATIENCE_S: Final = 1.0
 """With a manager whose queue is full."""
 

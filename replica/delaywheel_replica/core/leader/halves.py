@@ -53,12 +53,17 @@ def are_known(needs: int) -> bool:
     return needs >= KNOWN_SINCE
 
 
-def may_be_half(needs: int, left_ms: int, clock_skew_ms: int) -> bool:
-    """Whether a message that is due in so long may be a half.
+def longest_left_ms(clock_skew_ms: int) -> int:
+    """Returns in how long a half is due at most.
 
     By the clocks of who made the half, of the node that took it, and of the one that asks.
     """
-    return are_known(needs) and left_ms <= LONGEST_HOLD_MS + 2 * clock_skew_ms
+    return LONGEST_HOLD_MS + 2 * clock_skew_ms
+
+
+def may_be_half(needs: int, left_ms: int, clock_skew_ms: int) -> bool:
+    """Whether a message that is due in so long may be a half."""
+    return are_known(needs) and left_ms <= longest_left_ms(clock_skew_ms)
 
 
 def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> list[str]:

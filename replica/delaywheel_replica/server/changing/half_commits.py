@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.leader.halves import longest_left_ms
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.rights import Right
 from delaywheel_replica.server.access.callers import Caller
@@ -78,8 +78,7 @@ class HalfCommits:
         self._refusal = refusal
         self._near_cancels = near_cancels
         self._basis_of_look = basis_of_look
-        # By the clocks of who made the half, of the node that took it, and of this one.
-        self._longest_ms = LONGEST_HOLD_MS + 2 * clock_skew_ms
+        self._longest_ms = longest_left_ms(clock_skew_ms)
 
     async def commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
         """Commits halves, each on its own.
