@@ -12,6 +12,8 @@ from grpc import StatusCode
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.web import live
+from delaywheel_replica.web.nodes import Viewer
+from delaywheel_replica.web.refusals import PageRefusal
 from support.clients.fake_service import abort_bare, answer
 from support.clients.page_user import OF_THE_PAGE, PageUser, knows, who
 from support.clients.scripted_node import ScriptedNode, describe_cluster
@@ -113,6 +115,16 @@ async def test_a_revoked_token_ends_the_stream_of_its_viewer_alone(
         for _ in range(10):
             assert (await anext(bob))[0] != "end"
     await bob.aclose()
+
+
+async def test_nothing_comes_after_the_end() -> None:
+    watching = live._Watching(Viewer("t", "10.0.0.1", by_link=False))
+    watching.tell("cluster", b"old ")
+    watching.end(PageRefusal(401, "TOKEN_UNKNOWN", "revoked"))
+    watching.tell("minute", b"new")
+    events = await watching.next(1)
+    assert events.startswith(b"old id: 0\nevent: end\n")
+    assert b"new" not in events
 
 
 async def test_who_may_not_inspect_sees_nothing(node: ScriptedNode, user: PageUser) -> None:

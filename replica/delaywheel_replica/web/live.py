@@ -47,12 +47,14 @@ class _Watching:
         self._told: Final = asyncio.Event()
 
     def tell(self, name: str, event: bytes) -> None:
-        self._unsent[name] = event
-        self._told.set()
+        if not self.ended:
+            self._unsent[name] = event
+            self._told.set()
 
     def end(self, refusal: PageRefusal) -> None:
-        self.ended = True
+        """Tells why, and nothing after it."""
         self.tell("end", _event("end", 0, json.dumps(refusal.shape)))
+        self.ended = True
 
     async def next(self, within_s: float) -> bytes:
         """Returns what is unsent; nothing if nothing comes within that."""
