@@ -482,6 +482,8 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
 
     assert count() == "ok ok ok QUOTA_EXCEEDED QUOTA_EXCEEDED"
     wait_until("the first are counted", lambda: count() == " ".join(["QUOTA_EXCEEDED"] * 5))
+    refused = {who: told(partial(refused_for_quotas, site.stub(who))) for who in WHO}
+    assert refused == {**dict.fromkeys(WHO, ""), **_WITH_OPERATE, "sender": F, "nobody": F}
     who = metered.WhoAmI(pb.WhoAmIRequest(), timeout=9)
     assert who.quota == pb.Quota(
         messages_per_second=4, questions_per_second=1, in_flight_bytes=1_000_000
@@ -490,6 +492,16 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
     assert not shown.HasField("quota")
     assert [each.topics for each in who.topic_quotas] == [["small"], ["unseen"]]
     assert not shown.topic_quotas
+
+
+_WITH_OPERATE = dict.fromkeys(("admin", "ops"), "dns:metered.example.org")
+
+
+def refused_for_quotas(stub: rpc.DelayWheelStub) -> str:
+    """Who was, as the node tells it."""
+    asked = pb.DescribeClusterRequest(details=True)
+    (member,) = stub.DescribeCluster(asked, timeout=9).members
+    return " ".join(each.principal for each in member.report.quota_refusals if each.messages)
 
 
 def refusal(stub: rpc.DelayWheelStub, sent: pb.DelayProduceRequest) -> AttemptFailure | None:

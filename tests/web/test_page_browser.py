@@ -71,6 +71,13 @@ class Tab(NamedTuple):
     async def go(self, view: str) -> None:
         await self.page.evaluate("to => { location.hash = to }", view)
 
+    async def signs_in(self, token: str) -> None:
+        field = self.page.locator("#token")
+        if not await field.count():  # who is in by the link is out at the next call
+            await self.go("acts")
+        await field.fill(token, timeout=60_000)
+        await self.page.get_by_role("button", name="Sign in").click()
+
     async def sees(self, text: str) -> None:
         await self.page.get_by_text(text).first.wait_for(timeout=60_000)
 
@@ -159,6 +166,20 @@ async def test_an_act_asks_and_says_what_came_of_it(node: ScriptedNode, tab: Tab
     await tab.sees("too late: nothing was done")
 
 
+async def test_who_operates_sees_whose_quota_was_too_small(node: ScriptedNode, tab: Tab) -> None:
+    described = describe_cluster()
+    described.members[0].report.quota_refusals.add(principal="token:bob", messages=1_234)
+    node.describe = answer(described)
+    node.who_am_i = knows({"o": who("ops", "operate", "inspect"), "i": who("ann", "inspect")})
+    await tab.signs_in("i")
+    await tab.sees("Nodes")
+    assert await tab.page.get_by_text("Refused for their quotas").count() == 0
+    await tab.page.get_by_role("button", name="Sign out").click()
+    await tab.signs_in("o")
+    await tab.sees("token:bob")
+    await tab.sees("1,234")
+
+
 async def test_halves_are_left_to_their_senders(node: ScriptedNode, tab: Tab) -> None:
     found = pb.GetMessageResponse(message=pending(state=pb.MESSAGE_STATE_HELD))
     node.script.append(answer(found))
@@ -176,9 +197,7 @@ async def test_a_failed_question_is_not_nothing_there(node: ScriptedNode, tab: T
 async def test_who_is_no_longer_known_is_signed_out(node: ScriptedNode, tab: Tab) -> None:
     await tab.sees("DEGRADED")
     node.who_am_i = knows({"t": who("ann", "inspect")})
-    await tab.go("acts")
-    await tab.page.locator("#token").fill("t")
-    await tab.page.get_by_role("button", name="Sign in").click()
+    await tab.signs_in("t")
     await tab.sees("token:ann")
 
 

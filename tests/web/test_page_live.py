@@ -117,6 +117,18 @@ async def test_a_revoked_token_ends_the_stream_of_its_viewer_alone(
     await bob.aclose()
 
 
+async def test_names_of_other_callers_are_not_for_all_viewers(
+    node: ScriptedNode, user: PageUser
+) -> None:
+    described = describe_cluster()
+    described.members[0].report.quota_refusals.add(principal="token:bob", messages=7)
+    node.describe = answer(described)
+    await user.sign_in()
+    assert "bob" not in str(await until(user, "cluster"))
+    _, told = await user.post("DelayWheel/DescribeCluster", {"all_members": True})
+    assert "bob" in str(told)
+
+
 async def test_nothing_comes_after_the_end() -> None:
     watching = live._Watching(Viewer("t", "10.0.0.1", by_link=False))
     watching.tell("cluster", b"old ")

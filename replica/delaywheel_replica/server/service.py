@@ -19,6 +19,7 @@ from delaywheel_replica.server.access.showing import (
     refuse_details,
     searchable,
     shown_to,
+    withhold_names,
 )
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.half_commits import HalfCommits
@@ -227,6 +228,8 @@ class DelayWheelService:
         answer = await self._fan_out.describe(request, context.left_s, caller.principal or "")
         if caller.how == "token" and not caller.has_certificate and self._fan_out.has_token_port:
             self._fan_out.name_token_ports(answer)
+        if not caller.rights.may_somewhere(Right.OPERATE):
+            withhold_names(answer)
         return answer
 
     async def WhoAmI(self, _request: pb.WhoAmIRequest, context: CallContext) -> pb.WhoAmIResponse:

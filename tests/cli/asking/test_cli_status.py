@@ -160,6 +160,7 @@ def three_nodes() -> pb.DescribeClusterResponse:
             certificate_fault="tls_cert /c.pem: expired",
             access_differs=["n3"],
             memory_kill=pb.MemoryKill(process="cleaner", at_ms=DUE_MS - 120_000),
+            quota_refusals=[pb.QuotaRefusals(principal="token:a", messages=7)],
             waiting_calls=[
                 pb.WaitingCalls(call="cancel", count=1_700, longest_ms=2_500),
                 pb.WaitingCalls(call="search", count=1, longest_ms=2_500),
@@ -251,6 +252,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
             "lateness": {"bounds_us": [5_000], "counts": [6, 1], "sum_us": 17_000},
         },
         "memory_kill": {"process": "cleaner", "at_ms": DUE_MS - 120_000},
+        "quota_refusals": {"token:a": 7},
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)

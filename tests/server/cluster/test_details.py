@@ -95,6 +95,20 @@ def described(
     return answer
 
 
+def test_who_was_refused_for_a_quota_is_bounded(data: Path) -> None:
+    said = own_report(BooksState("/books"))
+    for number in range(300):
+        said.access.spending.refused.add_one(f"token:{number:03}" + "x" * 9_000, number + 1)
+    view = node_view(server_status, in_sync=frozenset("ab"), cleaner=CleanerView(None))
+    answer = pb.DescribeClusterResponse(node="a", members=[pb.Member(node="a")])
+    Details(PosixDisk(), data, view, said).add_to(answer, server_status())
+    told = answer.members[0].report.quota_refusals
+    assert [each.messages for each in told][:3] == [sum(range(101, 301)), 100, 99]
+    assert told[0].principal == "(others)"
+    assert len(told) == 20
+    assert max(len(each.principal) for each in told) == 200
+
+
 def test_what_its_processes_have_counted(data: Path) -> None:
     cleaner = cleaner_status(
         monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh

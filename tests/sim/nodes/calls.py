@@ -33,6 +33,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.peers.states import Connection, PeerState
 from delaywheel_replica.server.access.callers import ANYBODY, CallContext, Caller
+from delaywheel_replica.server.access.spending import Spending
 from delaywheel_replica.server.changing import cancel_groups, passed_on
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
@@ -349,7 +350,7 @@ class _Channel:
 
 def _own_report(view: NodeView) -> OwnReport:
     """What a node tells of itself alone; of access and of the books, which are not run, nothing."""
-    access: Any = SimpleNamespace(refused=None)
+    access: Any = SimpleNamespace(refused=None, spending=Spending())
     same_access: Any = SimpleNamespace(differing=())
     return OwnReport(
         0, Pulse(view.in_sync), lambda: BooksState("nowhere"), Undeletable(), access, same_access

@@ -118,6 +118,7 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         },
         "counts": if_set(report, "counts", _counts),
         "memory_kill": if_set(report, "memory_kill", _memory_kill),
+        "quota_refusals": {each.principal: each.messages for each in report.quota_refusals},
     }
 
 

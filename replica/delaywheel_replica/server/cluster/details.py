@@ -4,10 +4,13 @@ How much of each wheel each node holds (replicas.py), what the node reports abou
 processes started, and how many messages are pending, each counted once.
 """
 
+import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
+from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.undeletable import Undeletable
@@ -38,6 +41,9 @@ from delaywheel_replica.server.node.node_view import (
 )
 from delaywheel_replica.server.node.pulse import Pulse
 from delaywheel_replica.server.node.same_access import SameAccess
+
+_REFUSED_AT_MOST: Final = 20
+_NAME_AT_MOST: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,12 @@ class Details:
             report.certificate_expires_ms = int(own.certificates.current.not_after_s * 1000)
             report.certificate_fault = own.certificates.refused or ""
 
+    def _add_refused(self, report: pb.MemberReport) -> None:
+        refused = self._own_report.access.spending.refused.read()
+        most = heapq.nlargest(_REFUSED_AT_MOST, refused.items(), key=itemgetter(1))
+        for principal, messages in most:
+            report.quota_refusals.add(principal=principal[:_NAME_AT_MOST], messages=messages)
+
     def _report(self, answer: pb.DescribeClusterResponse, status: ServerStatus) -> pb.MemberReport:
         heartbeat = status.heartbeat
         report = pb.MemberReport(
@@ -132,6 +144,7 @@ class Details:
             wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
         )
         self._add_security(report)
+        self._add_refused(report)
         _add_memory_kill(report, last_kill(self._data))
         report.counts.CopyFrom(_counted(self._own_report.counts, self._view.cleaner.status))
         for call, (count, longest_ms) in self._own_report.waiting().items():

@@ -1,20 +1,28 @@
 // Now: trouble first, then nodes, wheels, rates and lateness of the last minutes.
 
+import { call } from "./api.js";
 import { facts, foreign, h, put, table } from "./dom.js";
 import { lateMs, summed } from "./history.js";
+import { may } from "./page.js";
 import { plot } from "./plot.js";
 import { about, counted, moment, clock } from "./times.js";
 
+const REFUSED_EVERY_MS = 10000;
+
 export function now(state) {
-  const told = h("div", {}), below = h("div", {}), lately = over(state);
-  const element = h("div", {}, told, lately.element, below);
+  const told = h("div", {}), below = h("div", {}), lately = over(state), refused = refusedOnes(state);
+  const element = h("div", {}, told, lately.element, below, refused.element);
   const update = (name = "cluster") => {
     if (name !== "cluster") return;
     show(told, below, state);
     lately.update();
   };
   update();
-  return { element, update, tick: lately.draw };
+  const tick = () => {
+    lately.draw();
+    refused.tick();
+  };
+  return { element, update, tick };
 }
 
 function show(element, below, state) {
@@ -133,6 +141,28 @@ function upTo(late, share) {
   const ms = lateMs(late, share);
   if (ms === null) return "nothing was forwarded";
   return ms === Infinity ? `above ${about(late.bounds.at(-1) / 1000)}` : `up to ${about(ms)}`;
+}
+
+// Who was refused for a quota: a viewer's own question, since the stream tells all viewers the same.
+function refusedOnes(state) {
+  const element = h("div", {});
+  let asked = -Infinity;
+  const tick = async () => {
+    if (state.who.unlimited || !may("operate") || Date.now() - asked < REFUSED_EVERY_MS) return;
+    asked = Date.now();
+    let listed;
+    try {
+      const { members } = await call("DescribeCluster", { all_members: true });
+      const rows = (members ?? []).flatMap((member) => (member.report?.quota_refusals ?? []).map((each) =>
+        [foreign(each.principal), member.node, Number(each.messages).toLocaleString("en")]));
+      listed = table(["who", "by node", "messages and questions, since it started"], rows, "nobody, as far as the nodes tell");
+    } catch (error) {
+      listed = h("p", { class: "bad" }, `not known: ${error.reason}: `, foreign(error.message));
+    }
+    put(element, h("h2", {}, "Refused for their quotas"), listed);
+  };
+  tick();
+  return { element, tick };
 }
 
 // What the viewer may take of each node: of topics what may be pending there.
