@@ -20,11 +20,19 @@ from local.bench.report import print_report
 from local.bench.rounds import disturbances, in_turn, is_steady, run_rounds, warm_up
 from local.bench.running import Options, Spent, as_document, compared
 from local.bench.stand import Part
-from local.bench.usage import Look, Usage, Watch, cpu_s_of, look, switches_of
+from local.bench.usage import (
+    Look,
+    Usage,
+    Watch,
+    cpu_s_of,
+    look,
+    switches_of,
+)
 from local.bench.workloads import USUAL, WORKLOADS
 from local.stage.changing import CALLS, ENDS, SENDS
 from local.stage.scraping import Cost, NodeCost
 from local.stage.tally import Spread
+from local.viewing.memory import private_bytes, resident_bytes
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -53,6 +61,9 @@ class TestUsage:
         assert before is not None
         assert after is not None
         assert len(after.switches) == len(before.switches) + 1
+
+    def test_memory_that_is_its_own_is_a_part_of_it(self) -> None:
+        assert 0 < private_bytes(os.getpid()) <= resident_bytes(os.getpid()) + (1 << 20)
 
     def test_there_is_no_such_process(self) -> None:
         assert look(2**22 + 1) is None
@@ -231,6 +242,44 @@ def test_figures_for_people_and_for_browsers(capsys: pytest.CaptureFixture[str])
     page = page_of(document)
     assert len(page.findall(".//svg")) == 2
     assert len(page.findall(".//rect[@class='c1']")) == 2 * 4 * 10
+
+
+def test_what_viewers_cost_and_a_browser_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    one = part(1_000, 5.0)
+    one.used["web"] = Usage(0.2, 9)
+    rounds = [{kind: as_document(one) for kind in ("ours", "watched", "crowd")}]
+    tab = {"heap_bytes": 1_000_000, "process_bytes": 2_000_000}
+    workload = {
+        "name": "web",
+        "description": "the page",
+        "nodes": 2,
+        "warmth_ms": [],
+        "filled": [],
+        "rounds": rounds,
+        "void": [],
+        "ratios": compared(rounds),
+        "memory_bytes": {"ours": [1_000], "crowd": [2_000]},
+        "unread": {"seconds": 5.0, "closed": 3, "more_bytes": 4_096},
+        "browsed": {
+            "painted_ms": {"now": 120.4},
+            "bytes": 60_000,
+            "first_page_ms": 81.0,
+            "pages": 1_000,
+            "to_the_end_s": 30.0,
+            "tab": {"before": tab, "after": tab},
+        },
+    }
+    print_report({"workloads": [workload]})
+    reported = re.sub(r" +", " ", capsys.readouterr().out)
+    for words in (
+        "p99_ms / nobody looks, crowd 1.00",
+        "delaywheel, 32 viewers 2.00% 75.0% 2,000",
+        "closed 3 times, 4,096 bytes more at most",
+        "first paint, ms: now 120; 60,000 bytes in all",
+        "the first page after 81 ms, 1,000 pages within 30 s",
+        "memory of the tab after: heap 1,000,000 bytes, its process alone 2,000,000",
+    ):
+        assert words in reported
 
 
 def test_each_process_is_drawn_once() -> None:

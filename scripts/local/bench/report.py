@@ -18,6 +18,11 @@ LABELS = {
     "halves": "delaywheel, half messages",
     "secure": "delaywheel, TLS and grants",
     "traced": "delaywheel, traced",
+    "watched": "delaywheel, one viewer",
+    "crowd": "delaywheel, 32 viewers",
+    "rest": "at rest, nobody looks",
+    "rest_watched": "at rest, one viewer",
+    "rest_crowd": "at rest, 32 viewers",
 }
 ORIGIN_SHARE = 0.9
 """The share of the groups that a node must have written to count as their origin."""
@@ -42,17 +47,24 @@ def print_report(document: Mapping[str, Any]) -> None:
             )
             holds = "holds" if tried["holds"] else "does not hold"
             print(f"{tried['rate_per_s']:,} a second {holds}: {p99}")
-        for changed in one.get("changed", ()):
-            _print_changed(changed)
-        for consumed in one.get("consumed", ()):
-            _print_consumed(consumed)
-        if caught_up := one.get("caught_up"):
-            print(
-                f"a mirror that missed {caught_up['messages']:,} messages was in sync"
-                f" {caught_up['took_s']:.1f} s after its start"
-            )
+        _print_programs(one)
         if one.get("extent_s"):
             print(f"messages are taken again after, s: {_extent(one['extent_s'])}")
+
+
+def _print_programs(one: Mapping[str, Any]) -> None:
+    """Prints what programs did beside sending."""
+    for changed in one.get("changed", ()):
+        _print_changed(changed)
+    for consumed in one.get("consumed", ()):
+        _print_consumed(consumed)
+    if caught_up := one.get("caught_up"):
+        print(
+            f"a mirror that missed {caught_up['messages']:,} messages was in sync"
+            f" {caught_up['took_s']:.1f} s after its start"
+        )
+    if "browsed" in one:
+        _print_viewed(one)
 
 
 def _print_consumed(costs: Sequence[Mapping[str, Any]]) -> None:
@@ -101,6 +113,42 @@ def _print_changed(changed: Mapping[str, Any]) -> None:
     print("core: " + ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= 0.001))
 
 
+def _print_viewed(one: Mapping[str, Any]) -> None:
+    """Prints what the operators' page takes, and how soon a browser shows it."""
+    rows = []
+    for kind, memory in one["memory_bytes"].items():
+        parts = [each[kind]["cpu_share"] for each in one["rounds"]]
+        nodes = [_nodes_share(part) for part in parts]
+        page = [part["web"] for part in parts]
+        shown = (_middle(page, ".2%"), _middle(nodes, ".1%"), _middle(memory, ",.0f"))
+        rows.append((LABELS[kind], *shown))
+    print_table(["median of the rounds", "the page's core", "all nodes' core", "bytes"], rows)
+    unread = one["unread"]
+    print(
+        f"one that never reads, for {unread['seconds']:.0f} s: closed {unread['closed']} times,"
+        f" {unread['more_bytes']:,} bytes more at most"
+    )
+    if not (seen := one["browsed"]):
+        return
+    painted = ", ".join(f"{view} {ms:.0f}" for view, ms in seen["painted_ms"].items())
+    print(f"first paint, ms: {painted}; {seen['bytes']:,} bytes in all")
+    print(
+        f"a full second: the first page after {seen['first_page_ms']:.0f} ms, {seen['pages']:,}"
+        f" pages within {seen['to_the_end_s']:.0f} s"
+    )
+    for when, memory in seen["tab"].items():
+        print(
+            f"memory of the tab {when}: heap {memory['heap_bytes']:,} bytes,"
+            f" its process alone {memory['process_bytes']:,}"
+        )
+
+
+def _nodes_share(shares: Mapping[str, float]) -> float:
+    return sum(
+        share for name, share in shares.items() if name.endswith((" server", " cleaner", " node"))
+    )
+
+
 def _print_rounds(one: Mapping[str, Any]) -> None:
     rounds = one["rounds"]
     if not rounds:
@@ -134,7 +182,7 @@ def _print_rounds(one: Mapping[str, Any]) -> None:
             f"leader killed: the latest message {killed['latest_ms']:,.0f} ms late, the last second"
             f" with a p99 above {CALM_P99_MS:.0f} ms ended after {killed['calm_after_s']:.1f} s"
         )
-    for kind in ("ours", "halves", "secure", "traced"):
+    for kind in ("ours", "halves", "secure", "traced", "watched", "crowd"):
         if kind in rounds[0]:
             print(f"{LABELS[kind]}:")
             _print_costs([of[kind] for of in rounds], kind)

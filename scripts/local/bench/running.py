@@ -33,12 +33,14 @@ from local.bench.workloads import (
     Senders,
     Steady,
     Topics,
+    Viewing,
     Workload,
 )
 from local.loopback.cluster import ClusterError
 from local.loopback.node import send_signal
 from local.stage.changing import CALLS, ENDS, SENDS, change
 from local.stage.tally import Spread
+from local.viewing.page import AT_REST, VIEWERS, PageStand
 
 FILL_S: Final = 20.0
 AT_ONCE_MS: Final = (0, 1_000)
@@ -116,6 +118,8 @@ class Runner:
             measured = self._programs(kind, workload.senders)
         elif isinstance(kind, Far):
             measured = self._far(kind)
+        elif isinstance(kind, Viewing):
+            measured = self._viewed(kind)
         elif isinstance(kind, Idle):
             measured = self._rounds([("ours", None)])
         elif isinstance(kind, Steady | Halves):
@@ -290,6 +294,32 @@ class Runner:
         took_s = time.monotonic() - began_s
         self._say(f"{away.id} has {messages:,} messages that it missed after {took_s:.1f} s")
         return {"messages": messages, "took_s": took_s}
+
+    def _viewed(self, kind: Viewing) -> Document:
+        """Measures the operators' page."""
+        job = self._paced(kind.rate_per_s, Steady(kind.rate_per_s).ahead_ms)
+        with PageStand(self._stand.cluster, self._stand.beside, self._say) as page:
+
+            def measure(number: int) -> dict[str, Part]:
+                parts = {}
+                for name, viewers in in_turn([*{**AT_REST, **VIEWERS}.items()], number):
+                    self._say(f"round {number + 1}: {name}, {viewers} viewers")
+                    with page.seen(name, viewers):
+                        parts[name] = (
+                            self._stand.rest(self._options.seconds)
+                            if name in AT_REST
+                            else self._stand.do("ours", job)
+                        )
+                return parts
+
+            measured = self._in_rounds(measure)
+            seconds = kind.unread_s if self._options.warm else self._options.seconds
+            return {
+                **measured,
+                "memory_bytes": page.memory_bytes,
+                "unread": page.unread(seconds),
+                "browsed": page.browsed(BULK, kind.second),
+            }
 
     def _programs(self, kind: Changes | Consume, beside: Senders) -> Document:
         """Measures what programs do beside sending."""
@@ -475,6 +505,9 @@ def compared(rounds: list[Document]) -> Document:
             shares = [our_cpu_share(one, kind) for one in others]
             cpu = ratios(shares, [our_cpu_share(one) for one in ours])
             figures["cpu_share / without"] = asdict(cpu) if cpu else None
+    for kind in ("watched", "crowd"):
+        if rounds and kind in rounds[0]:
+            _compare(figures, [one[kind] for one in rounds], f"nobody looks, {kind}", ours)
     if rounds and "at_once" in rounds[0]:
         committed, sent = ([one[kind] for one in rounds] for kind in ("halves", "at_once"))
         _compare(figures, committed, "due when sent", sent)

@@ -79,6 +79,7 @@ class Stand:
     Attributes:
         cluster: Brokers and nodes.
         secured: Nodes with mutual TLS and grants on the same Kafka; None: there are none.
+        beside: Process ids, by name, of what else is measured.
     """
 
     def __init__(  # noqa: PLR0913 - each is an option of the script
@@ -103,6 +104,7 @@ class Stand:
         }
         self.cluster = LocalCluster(nodes=nodes, brokers=brokers, settings=self._settings, say=say)
         self.secured: LocalCluster | None = None
+        self.beside: dict[str, int] = {}
         self._is_secure, self._say = is_secure, say
         self._is_traced = is_traced
         self._index: IndexJob | None = None
@@ -185,7 +187,7 @@ class Stand:
         }
         if self._index is not None:
             found |= self._index.pids()
-        return {**found, **senders, "consumer": self._consumer.pid}
+        return {**found, **senders, "consumer": self._consumer.pid, **self.beside}
 
     def do(self, kind: str, job: Job) -> Part:
         """Does a job, waits for its messages to arrive, and returns the costs.

@@ -118,7 +118,24 @@ class Far:
     cancels_per_s: int = 50
 
 
-Kind = Steady | Halves | Burst | Accept | Highest | Idle | Restart | Changes | Consume | Far
+@dataclass(frozen=True, slots=True)
+class Viewing:
+    """The operators' page: at rest and at a rate, while nobody, one and 32 look; then a browser.
+
+    Attributes:
+        rate_per_s: Of the messages whose lateness is measured.
+        second: How many messages the second has that a browser shows to its end.
+        unread_s: How long one looks that never reads; with `--short` as long as a part of a round.
+    """
+
+    rate_per_s: int = 2_000
+    second: int = 100_000
+    unread_s: float = 600.0
+
+
+Kind = (
+    Steady | Halves | Burst | Accept | Highest | Idle | Restart | Changes | Consume | Far | Viewing
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +295,10 @@ WORKLOADS: Final = {
     "far-0": Workload(Far(0), "as far-2, and nothing is far"),
     "far-2": Workload(Far(2), "accept, lateness, cancel, failover, catch-up; all 2 ms apart"),
     "far-30": Workload(Far(30), "the same, all 30 ms apart"),
+    "web": Workload(
+        Viewing(), "the operators' page, 100,000 pending over 7 days", WEEK_S, _M // 10
+    ),
+    "web-10m": Workload(Viewing(), "the same, 10 M pending over 7 days", WEEK_S, 10 * _M),
     "idle": Workload(Idle(), "CPU with nothing to do"),
 }
 
