@@ -17,9 +17,11 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from local.loopback.brokers import Brokers
 from local.loopback.kafka import KafkaBroker
@@ -36,9 +38,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (DRILL_S and SEVERAL), reason="for minutes; see above"),
     pytest.mark.timeout(DRILL_S + 4 * PATIENCE_S),
-    pytest.mark.xfail(
-        reason="Kafka fences a group's static members whose coordinator is killed: INSTANCE_TAKEN"
-    ),
 ]
 
 RATE = 50
@@ -48,14 +47,16 @@ CALM_S, AWAY_S = 10.0, 15.0
 
 
 class Killing:
-    """Kills one broker after another, and starts it again.
+    """Kills one broker after another, first a group's coordinator, and starts it again.
 
     Attributes:
         kills_s: When.
     """
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, group: str) -> None:
         self._brokers = brokers
+        self._group = group
+        self._first = 0
         self._next_s = time.monotonic() + CALM_S
         self._is_away = False
         self.kills_s: list[float] = []
@@ -69,6 +70,8 @@ class Killing:
         elif self._brokers.behind():
             self._next_s = time.monotonic() + 1
         else:
+            if not self.kills_s:
+                self._first = self._coordinator() - 1
             self._broker.kill()
             self._is_away = True
             self.kills_s.append(time.monotonic())
@@ -81,9 +84,15 @@ class Killing:
             self._is_away = False
         self._next_s = time.monotonic() + CALM_S
 
+    def _coordinator(self) -> int:
+        admin = AdminClient({"bootstrap.servers": self._brokers.address})
+        (told,) = admin.describe_consumer_groups([self._group]).values()
+        return int(told.result(PATIENCE_S).coordinator.id)
+
     @property
     def _broker(self) -> KafkaBroker:
-        return self._brokers.each[(len(self.kills_s) - self._is_away) % len(self._brokers.each)]
+        number = self._first + len(self.kills_s) - self._is_away
+        return self._brokers.each[number % len(self._brokers.each)]
 
 
 class Seen:
@@ -113,18 +122,27 @@ def longest_s(times_s: Iterable[float], begin_s: float, end_s: float) -> float:
     return max(b - a for a, b in pairwise(within))
 
 
+@pytest.mark.parametrize("rebalances", ["eager", "consumer"])
 def test_each_history_is_its_plans_whichever_broker_dies(
-    kafka: Brokers, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kafka: Brokers,
+    cluster: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    rebalances: Literal["eager", "consumer"],
 ) -> None:
     name = uuid.uuid4().hex[:8]
     topic, written = f"orders-{name}", f"written-{name}"
     for one in (topic, written):
         create_topic(kafka.address, one, partitions=PARTITIONS)
     handled = str(tmp_path / "handled")
-    plan = Plan(kafka.address, cluster, topic, f"group-{name}", 7, handled, written=written)
+    plan = Plan(
+        *(kafka.address, cluster, topic, f"group-{name}", 7, handled, written),
+        rebalances=rebalances,
+        has_names=True,
+    )
     producer = Producer({"bootstrap.servers": kafka.address, "enable.idempotence": True})
     with Consumers(plan, tmp_path) as consumers:
-        seen, killing, sent = Seen(plan), Killing(kafka), 0
+        seen, killing, sent = Seen(plan), Killing(kafka, plan.group), 0
         began_s = time.monotonic()
         while time.monotonic() < began_s + DRILL_S:
             while sent < (time.monotonic() - began_s) * RATE:

@@ -5,7 +5,8 @@
 | a topic, the group or the transactional id is not permitted | the consumer stops, |
 |   | NOT_AUTHORIZED; or waits, with `wait_for_rights` |
 | a topic does not take a record as it is | that record alone gets another outcome |
-| another member has the same `group.instance.id` | the consumer stops, INSTANCE_TAKEN |
+| another member has the same `group.instance.id` | the consumer stops, INSTANCE_TAKEN, |
+|   | if that is so (fencing.py) |
 | a client does not know a setting, or not its value | the consumer stops, SETTING_INVALID |
 | our transactions may not last so long | the consumer stops, TRANSACTION_TIMEOUT_REFUSED |
 | anything else | asked again, later each time |
@@ -33,7 +34,7 @@ REFUSALS = frozenset(
 """These credentials may not do this."""
 
 FENCED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID})
-"""Another member of the group has the same `group.instance.id`."""
+"""Another member of the group has the same `group.instance.id`, or Kafka takes us for another."""
 
 _OF_RECORDS = frozenset(
     {

@@ -54,6 +54,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.kafka.failures import FENCED, REFUSALS, translated_errors
+from delaywheel.consumer.kafka.fencing import InstanceFences
 from delaywheel.consumer.kafka.fetching import in_columns
 from delaywheel.consumer.kafka.order_topic import ORDER_CONFIG, OrderTopics
 from delaywheel.consumer.kafka.topics import (
@@ -144,6 +145,8 @@ class KafkaBroker:
         self._callbacks: dict[str, Callable[[Consumer, list[TopicPartition]], None]] = {}
         self._raised: Exception | None = None
         self._refusal: str | None = None
+        self._fences = InstanceFences()
+        self._fence: str | None = None
         self._ends_met: dict[Partition, int] = {}
         self._producer: Producer | None = None
         self._is_copy_loose = False
@@ -202,6 +205,20 @@ class KafkaBroker:
         on_revoke: OnPartitions,
         on_lost: OnPartitions,
     ) -> None:
+
+        def assigned(partitions: list[Partition]) -> None:
+            self._fences.assigned(self._member_id)
+            on_assign(partitions)
+
+        self._callbacks = {
+            "on_assign": self._kept(assigned),
+            "on_revoke": self._kept(on_revoke),
+            "on_lost": self._kept(on_lost),
+        }
+        self._join(topics)
+
+    def _join(self, topics: Sequence[str]) -> None:
+        """Joins the group, as a new member of it."""
         instance = self._settings.instance
         # With the newer protocol these two are the broker's to say.
         timeouts = {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 3_000}
@@ -224,11 +241,6 @@ class KafkaBroker:
                 "auto.offset.reset": "earliest",
             }
         )
-        self._callbacks = {
-            "on_assign": self._kept(on_assign),
-            "on_revoke": self._kept(on_revoke),
-            "on_lost": self._kept(on_lost),
-        }
         self.resubscribe(topics)
 
     def resubscribe(self, topics: Sequence[str]) -> None:
@@ -264,7 +276,26 @@ class KafkaBroker:
             raise self._raised
         if any(map(Message.error, messages)):
             messages = [one for one in messages if self._is_record(one)]
+        if self._fence is not None:
+            self._join_anew(self._fence)
         return in_columns(messages)
+
+    def _join_anew(self, fence: str) -> None:
+        """Joins for a client that is fenced, and has ended by that.
+
+        Raises:
+            ConsumerError: Another consumer has the instance.
+        """
+        if not self._fences.should_join_anew(self._member_id):
+            raise self._taken(fence)
+        _LOG.warning("joining the group anew: %s", fence)
+        self._fence = None
+        self._joined.close()
+        self._join(self._settings.topics.read_topics)
+
+    @property
+    def _member_id(self) -> str:
+        return self._joined.memberid() or ""
 
     def ends_met(self) -> Mapping[Partition, int]:
         ends, self._ends_met = self._ends_met, {}
@@ -299,7 +330,8 @@ class KafkaBroker:
             return False
         if error.fatal() or error.code() == KafkaError._FATAL:
             if any(KafkaError(code).str() in error.str() for code in FENCED):
-                raise self._fenced(error.str())  # the client's code is that of any fatal error
+                self._fence = error.str()  # the client's code is that of any fatal error
+                return False
             raise ConsumerError(ConsumerReason.KAFKA_FATAL, error.str())
         if error.code() in REFUSALS:
             self._refusal = error.str()
@@ -428,7 +460,7 @@ class KafkaBroker:
         failure = transaction.commit(records, offsets, membership, one_by_one=one_by_one)
         self._is_copy_loose = transaction.is_copy_loose
         if failure is not None and failure.is_fenced:
-            raise self._fenced(failure.text)
+            raise self._taken(failure.text)
         if failure is not None and failure.unable:
             self._ended_s = UNENDED_S
         return failure
@@ -452,7 +484,7 @@ class KafkaBroker:
         self._ids.rotate(-number)
         return number > 0
 
-    def _fenced(self, text: str) -> ConsumerError:
+    def _taken(self, text: str) -> ConsumerError:
         instance, group = self._settings.instance, self._settings.group
         return ConsumerError(
             ConsumerReason.INSTANCE_TAKEN, f"instance {instance!r} of group {group!r}: {text}"
