@@ -10,12 +10,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from delaywheel_replica.cli.commands import COMMANDS
+from delaywheel_replica.cli.parsing import Command, Parser
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_sources import load_config
 from local.release import chart
@@ -135,6 +137,7 @@ def test_any_setting_may_be_given(helm: Helm, monkeypatch: pytest.MonkeyPatch) -
         ((*ASKED, "tls.secret=only"), "settings.insecure: without tls.secret"),
         ((*ASKED, "certManager.issuer=only"), "and access.secret whoever reaches"),
         ((*OPEN, "monitoring.rules=yes"), "rules"),
+        ((*OPEN, "web.enabled=true", "web.host=a"), "host"),
     ],
 )
 def test_what_no_node_takes_is_refused_by_its_name(
@@ -202,3 +205,77 @@ def test_prometheus_finds_the_nodes_once_and_has_the_alerts(helm: Helm) -> None:
     assert not {"ServiceMonitor/shop", "PrometheusRule/shop", "Certificate/shop"} & {
         *helm.rendered(*OPEN)
     }
+
+
+def _page_of(
+    manifests: Mapping[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Mapping[str, Any], Config]:
+    """The arguments of the page's pod, read by the command, and the settings in its file."""
+    (container,) = manifests["Deployment/shop-web"]["spec"]["template"]["spec"]["containers"]
+    file = folder / "node.toml"
+    file.write_text(manifests["ConfigMap/shop-web"]["data"]["node.toml"])
+    (folder / "pem").touch()
+    at = {"/etc/delaywheel/web/node.toml": str(file)}
+    name, *words = (
+        re.sub(r"/etc/delaywheel/(?:(web)|tls|page)/[\w.]+", _placed(at, folder), word)
+        for word in container["args"]
+    )
+    for each in container["env"]:
+        monkeypatch.setenv(each["name"], each["value"])
+    for variable, value in IMAGE.items():
+        if variable not in {each["name"] for each in container["env"]}:
+            monkeypatch.setenv(variable, value)
+    command = COMMANDS[name]
+    assert isinstance(command, Command)
+    return Parser(name, command).read(words), load_config(file=file)
+
+
+def _placed(at: Mapping[str, str], folder: Path) -> Callable[[re.Match[str]], str]:
+    return lambda found: at.get(found[0], str(folder / "pem"))
+
+
+def test_the_page_is_a_pod_of_its_own_that_no_caller_of_nodes_reaches(
+    helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("web.enabled=true", "web.hosts={ops.example}", "web.readOnly=true")
+    secured = (r"kafka.settings.security\.protocol=SSL", "kafka.secret=shop-kafka")
+    manifests = helm.rendered(*CLOSED, *given, *secured)
+    deployment = manifests["Deployment/shop-web"]["spec"]
+    pods = deployment["template"]["metadata"]["labels"].items()
+    assert deployment["selector"]["matchLabels"].items() <= pods
+    services = {
+        one["metadata"]["name"]: one["spec"]["selector"].items()
+        for one in manifests.values()
+        if one["kind"] == "Service"
+    }
+    assert [name for name, wanted in services.items() if wanted <= pods] == ["shop-web"]
+    asked, config = _page_of(manifests, tmp_path, monkeypatch)
+    assert asked["hosts"] == ["shop-web.delay.svc", "ops.example"]
+    assert (asked["read_only"], asked["insecure"]) == (True, False)
+    assert asked["page_cert"] == tmp_path / "pem"
+    assert config.kafka["security.protocol"] == "SSL"
+    assert config.cluster_id == "shop"
+    nodes = [config_of(manifests["StatefulSet/shop"], n, monkeypatch) for n in range(3)]
+    servers = next(word for word in _args(deployment) if word.startswith("--server="))
+    assert servers == "--server=" + ",".join(str(each.advertised) for each in nodes)
+    assert str(nodes[0].tokens) == "/etc/delaywheel/access/tokens.toml"
+
+
+def _args(deployment: Mapping[str, Any]) -> list[str]:
+    args: list[str] = deployment["template"]["spec"]["containers"][0]["args"]
+    return args
+
+
+def test_the_page_has_a_certificate_for_its_name_or_says_that_it_has_none(
+    helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, _ = _page_of(helm.rendered(*OPEN, "web.enabled=true"), tmp_path, monkeypatch)
+    assert (asked["insecure"], asked["page_cert"]) == (True, None)
+    issued = (*ASKED, "certManager.issuer=nodes", "access.secret=a", "web.enabled=true")
+    manifests = helm.rendered(*issued)
+    assert "shop-web.delay.svc" in manifests["Certificate/shop"]["spec"]["dnsNames"]
+    own = helm.rendered(*issued, "web.tlsSecret=ours")
+    spec = own["Deployment/shop-web"]["spec"]
+    assert "--page-cert=/etc/delaywheel/page/tls.crt" in _args(spec)
+    assert "ours" in str(spec["template"]["spec"]["volumes"])
+    assert not {name for name in helm.rendered(*OPEN) if "web" in name}

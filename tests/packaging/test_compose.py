@@ -14,11 +14,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from local.loopback.child import end_child, start_child
 from local.loopback.kafka import free_ports
+from support.server.server_process import wait_until
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 PROGRAM = str(Path(sys.executable).with_name("delaywheel"))
@@ -45,6 +47,7 @@ class Services:
             for name, service in yaml.safe_load(text)["services"].items()
             if name.startswith("delay")
         }
+        self._page = yaml.safe_load(text)["services"]["web"]["command"]
         assert all(f"{name}:/data" in node["volumes"] for name, node in self._nodes.items())
 
     def variables(self) -> Mapping[str, dict[str, str]]:
@@ -63,6 +66,11 @@ class Services:
             )
             for name, variables in self.variables().items()
         ]
+
+    def page(self) -> tuple[subprocess.Popen[bytes], Path]:
+        """Starts the operators' page; returns also where it prints its link."""
+        log = self._folder / "web.log"
+        return start_child([PROGRAM, *self._page], log=log, environment=IMAGE), log
 
 
 @pytest.fixture
@@ -95,6 +103,11 @@ def test_its_nodes_are_a_cluster_and_show_the_images_check_that_they_live(
     status = json.loads(told(PROGRAM, "status", "--json", **servers))
     assert {node["node"] for node in status["members"]} == {*variables}
     assert told(PROGRAM, "produce", "compose-orders", "hello", "--delay", "1s", **servers)
+    page, log = services.page()
+    wait_until("it prints its link", lambda: re.search(r"http\S+", log.read_text()))
+    with urlopen(log.read_text().partition("#")[0], timeout=20) as answered:
+        assert b"page.js" in answered.read()
+    end_child(page, patience_s=20)
     for each in variables.values():
         told(*json.loads(HEALTH), **each)
     dead = {"DELAYWHEEL_METRICS_LISTEN": "0.0.0.0:1"}

@@ -77,6 +77,13 @@ def schema() -> str:
         "tls": _object(secret=text),
         "certManager": _object(issuer=text, kind={"enum": ["Issuer", "ClusterIssuer"]}),
         "access": _object(secret=text),
+        "web": _object(
+            enabled=yes_or_no,
+            hosts={"type": "array", "items": text},
+            tlsSecret=text,
+            readOnly=yes_or_no,
+            resources=free,
+        ),
         "monitoring": _object(
             serviceMonitor=yes_or_no, rules=yes_or_no, labels={**free, "additionalProperties": text}
         ),
