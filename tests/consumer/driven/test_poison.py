@@ -167,6 +167,29 @@ def test_whoever_leaves_in_good_order_leaves_no_suspicion() -> None:
     assert letters(kafka) == []
 
 
+@pytest.mark.parametrize("has_another_died", [False, True])
+def test_whoever_gets_a_lost_partition_back_suspects_others_alone(
+    *, has_another_died: bool
+) -> None:
+    """All lose theirs whose coordinator was killed: its silence ends their sessions."""
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, b"a", b"b", b"c")
+    only = Partition(kafka.source, 0)
+    consumer = start(kafka)
+    consumer.run_once()
+    assert len(consumer.take(9)) == 3
+    if has_another_died:
+        other = DrivenConsumer(kafka)
+        kafka.rebalance({consumer.broker: [], other.broker: [only]}, lost=[consumer.broker])
+        other.run_often()
+        assert len(other.take(9)) == 1
+    kafka.rebalance({consumer.broker: [only]}, lost=[consumer.broker])
+    consumer.run_often()
+    assert (len(consumer.take(9)), kafka.passed[only].deliveries) == (
+        (1, 3) if has_another_died else (3, 1)
+    )
+
+
 def test_nothing_is_counted_if_that_is_not_wanted() -> None:
     kafka = FakeKafka(partitions=1)
     put(kafka, 0, b"poison")

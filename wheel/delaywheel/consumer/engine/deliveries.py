@@ -26,6 +26,8 @@ dead, POISON |
 | begun | the process dies | suspect: none of its records was handed out alone yet |
 | suspect | the record has an outcome | suspect, at the next record; free from `suspect_until` on |
 | suspect | it is given up in good order | suspect, with one delivery less |
+| begun, suspect | it is lost, and assigned to the same process again, with its own note | as if \
+given up in good order: nobody died |
 | suspect | the process dies | suspect, with what is noted |
 
 Who dies with suspects of several partitions in hand blames all of them, so none is condemned for
@@ -81,6 +83,10 @@ class _Watched:
     def is_suspect(self) -> bool:
         return self.until > 0
 
+    @property
+    def note(self) -> DeliveryMark:
+        return DeliveryMark(self.offset, self.deliveries, self.until)
+
 
 class Deliveries:
     """The begun and the suspect partitions of one consumer."""
@@ -95,6 +101,7 @@ class Deliveries:
         self._book = book
         self._most = most
         self._watched: dict[Partition, _Watched] = {}
+        self._left: dict[Partition, _Watched] = {}
 
     @property
     def is_watching(self) -> bool:
@@ -130,6 +137,9 @@ class Deliveries:
             if passed is None or passed.offset != position:
                 passed = Passed(position or 0)
             offset = passed.offset
+            left = self._left.pop(at, None)
+            if left is not None and left.note == (offset, passed.deliveries, passed.suspect_until):
+                passed = passed._replace(deliveries=min(left.before, left.deliveries))
             if passed.suspect_until > offset:
                 noted = passed.deliveries
                 self._watched[at] = _Watched(offset, noted, passed.suspect_until, before=noted)
@@ -248,9 +258,10 @@ class Deliveries:
         }
 
     def forget(self, partitions: Iterable[Partition]) -> None:
-        """Forgets partitions."""
+        """Forgets partitions, but for what was noted of them."""
         for at in partitions:
-            self._watched.pop(at, None)
+            if at in self._watched:
+                self._left[at] = self._watched.pop(at)
 
     def _release(self, at: Partition) -> None:
         message = self._book.first_kept(at)
