@@ -57,10 +57,7 @@ def readme_block(readme: str, language: str, holding: str) -> str:
 @contextmanager
 def node(environment: Environment, readme: str, kafka: str) -> Iterator[str]:
     """Makes README's topic, and runs the node that README starts; gives its address."""
-    wanted = NewTopic(README_TOPIC, num_partitions=1, replication_factor=-1)
-    admin = AdminClient({"bootstrap.servers": kafka})  # lives until Kafka has answered
-    admin.create_topics([wanted])[README_TOPIC].result()
-    del admin  # it would go on to look for a broker that has ended
+    _make_topic(README_TOPIC, kafka)
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     *_, serve = readme_block(readme, "sh", "delaywheel serve").splitlines()
@@ -81,6 +78,11 @@ def node(environment: Environment, readme: str, kafka: str) -> Iterator[str]:
             )
 
 
+def _make_topic(name: str, kafka: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})  # lives until Kafka has answered
+    admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=-1)])[name].result()
+
+
 def try_extra(environment: Environment, extra: str, readme: str, kafka: str, address: str) -> None:
     """Does what README does with an extra, or a program of ours, beside a node."""
     wanted: Sequence[str] = ()
@@ -91,6 +93,10 @@ def try_extra(environment: Environment, extra: str, readme: str, kafka: str, add
     elif extra in {"cli", "server"}:
         # All but the first line, which has a clone's programs in PATH.
         _, code = readme_block(readme, "sh", "delaywheel produce").split("\n", 1)
+        # It shows the last message of a topic into which nobody else has sent anything.
+        topic = f"{README_TOPIC}-{extra}"
+        _make_topic(topic, kafka)
+        code = code.replace(README_TOPIC, topic)
         command = ["bash", "-euc"]
         wanted = ("hello", "PENDING", "CANCELLED")
     else:
