@@ -104,6 +104,8 @@ def longest_half_bytes(message_bytes: int) -> int:
 def is_reserved(name: str) -> bool:
     """Returns whether no sender may give a message a header with this name.
 
+    What a `RetryConsumer` has sent back may be exported, and produced elsewhere with its headers.
+
     Example:
         >>> is_reserved("dw-id"), is_reserved("dw-retry-attempt"), is_reserved("trace")
         (True, False, False)

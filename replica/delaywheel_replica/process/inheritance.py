@@ -43,7 +43,7 @@ ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "syste
 """Settings of glibc and Arrow, in the environment of the children.
 
 glibc's arenas cause fragmentation: two are enough for processes with one busy thread. And what
-Arrow frees goes to glibc, not into a reserve of its own (decision 232).
+Arrow frees goes to glibc, not into a reserve of its own (decision 78).
 """
 
 GRPC_SAYS: Final = {"GRPC_VERBOSITY": "ERROR"}

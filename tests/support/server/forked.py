@@ -1,8 +1,8 @@
 """Servers and nodes forked from a process that has loaded all modules, and has done nothing else.
 
-To load them is nearly all that a server computes to start, 0.72 of 0.75 CPU s (decision 220), and
-1.5 of 1.6 for a whole node (decision 220). What is different about a start by exec, the tests of
-scripts/demo and scripts/chaos show.
+To load them is nearly all that a server computes to start, 0.72 of 0.75 CPU s, and 1.5 of 1.6 for
+a whole node. What is different about a start by exec, the tests of scripts/demo and scripts/chaos
+show.
 
 A start is one message to that process: what to run, the environment, and descriptors for standard
 output and error, for the exit code, and for all that the process inherits.

@@ -153,7 +153,7 @@ def brokers_of(
     Args:
         admin: A client of `KafkaSettings.admin`, which makes no topic by asking about it.
         topic: Any name: Kafka names the brokers along with it. The client's question about brokers
-            alone, `describe_cluster`, ends the process if the answer has none (decision 231).
+            alone, `describe_cluster`, ends the process (an assertion of librdkafka) if it has none.
         timeout_s: For how long to wait for an answer.
 
     Raises:

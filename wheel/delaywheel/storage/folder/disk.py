@@ -425,7 +425,8 @@ class PosixDisk:
 
     def exists(self, path: Path) -> bool:
         """See ``Disk``."""
-        # Not Path.exists: since Python 3.14 that takes any error for "no".
+        # Not Path.exists: since Python 3.14 that takes any error for "no", and a wheel whose
+        # meta.json cannot be read would be passed over.
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
