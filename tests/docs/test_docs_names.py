@@ -118,8 +118,8 @@ def test_rooms_are_listed_with_what_they_say_of_themselves() -> None:
     listing = reported.partition("## Rooms")[2].split("```")[1].strip().splitlines()
     expected = []
     for depth, room in ROOMS:
-        if depth > 1:
-            continue
+        if depth > (0 if room.is_relative_to(ROOT / "tests") else 1):
+            continue  # what is in the rooms of tests their own first lines say
         name = room.name if depth else room.relative_to(ROOT).as_posix()
         says = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
         expected.append((f"{'    ' * depth}{name}/", (says or "").splitlines()[0]))
