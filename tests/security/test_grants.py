@@ -25,6 +25,7 @@ from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.link import TopicInfo
 from delaywheel_replica.server.access.needs import NEEDS
+from delaywheel_replica.server.access.showing import withhold_names
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
 from support.server.fake_cleaner import FakeCleaner
@@ -492,6 +493,14 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
     assert not shown.HasField("quota")
     assert [each.topics for each in who.topic_quotas] == [["small"], ["unseen"]]
     assert not shown.topic_quotas
+
+
+def test_a_silent_member_has_no_report_once_names_are_withheld() -> None:
+    answer = pb.DescribeClusterResponse(members=[pb.Member(node="n2", silent="away")])
+    answer.members.add(node="n1").report.quota_refusals.add(principal="token:bob")
+    withhold_names(answer)
+    assert [member.HasField("report") for member in answer.members] == [False, True]
+    assert "bob" not in str(answer)
 
 
 _WITH_OPERATE = dict.fromkeys(("admin", "ops"), "dns:metered.example.org")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import AsyncIterator
 from copy import deepcopy
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -16,13 +14,10 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.web.commands.running import CommandRunner
 from support.clients.fake_service import abort, answer, cancelled
-from support.clients.page_user import PageUser, knows, page, who
+from support.clients.page_tab import Tab, pending
+from support.clients.page_user import knows, who
 from support.clients.scripted_node import ScriptedNode, describe_cluster
 from support.process.axe import find_axe
-
-CHROMIUM = shutil.which("chromium")
-playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
 
 LETTER = {
     "place": "0:7",
@@ -57,70 +52,6 @@ PRINTED = {
     "trace": {"ways": [WAY], "nothing": None, "searched": [], "missing": []},
     "drop": {"executed": True, "done": 1, "refused": {}, "refused_letters": []},
 }
-
-HOSTILE = "<img src=x onerror=alert(1)></script>\u202eevil"
-
-
-class Tab(NamedTuple):
-    """A browser's tab, signed in, and what it complained of."""
-
-    page: Any
-    user: PageUser
-    complaints: list[str]
-
-    async def go(self, view: str) -> None:
-        await self.page.evaluate("to => { location.hash = to }", view)
-
-    async def signs_in(self, token: str) -> None:
-        field = self.page.locator("#token")
-        if not await field.count():  # who is in by the link is out at the next call
-            await self.go("acts")
-        await field.fill(token, timeout=60_000)
-        await self.page.get_by_role("button", name="Sign in").click()
-
-    async def sees(self, text: str) -> None:
-        await self.page.get_by_text(text).first.wait_for(timeout=60_000)
-
-
-def pending(**changes: Any) -> pb.StoredMessage:
-    message = pb.StoredMessage(
-        handle="n1.3:1900000000:01:orders",
-        id=bytes(16),
-        topic="orders",
-        due_ms=1_900_000_000_000,
-        state=pb.MESSAGE_STATE_PENDING,
-        key=b"\xff\x00",
-        value=HOSTILE.encode(),
-        headers=[pb.Header(name=HOSTILE, value=b'{"a": 1}')],
-    )
-    for name, value in changes.items():
-        setattr(message, name, value)
-    return message
-
-
-def _of_policy(text: str) -> list[str]:
-    return [text] if "Content Security Policy" in text else []
-
-
-@pytest.fixture
-async def tab(node: ScriptedNode) -> AsyncIterator[Tab]:
-    described = describe_cluster()
-    described.now_ms = time.time_ns() // 1_000_000
-    described.lateness_ms = 5_000
-    node.describe = answer(described)
-    async with page([node.address]) as user, playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = await browser.new_page(timezone_id="Europe/Berlin")
-        complaints: list[str] = []
-        opened.on("pageerror", lambda error: complaints.extend([str(error)]))
-        opened.on("dialog", lambda dialog: complaints.extend([dialog.message]))
-        opened.on("console", lambda said: complaints.extend(_of_policy(said.text)))
-        await opened.goto(f"{user.address}#secret={user.site.sessions.secret}")
-        try:
-            yield Tab(opened, user, complaints)
-        finally:
-            await browser.close()
-        assert complaints == []
 
 
 async def test_trouble_comes_first_with_its_section(tab: Tab) -> None:
@@ -204,7 +135,7 @@ async def test_who_is_no_longer_known_is_signed_out(node: ScriptedNode, tab: Tab
 VIEWS = {
     "now": "Messages a second",
     "wheel": "The next minute",
-    "second?slot=1900000000": "That is all.",
+    "second?slot=1900000000": "There is more.",
     "message?handle=x": "Look for its way",
     "search?topic=orders": "Cancel all that match",
     "dead": "By topic and reason",
@@ -231,10 +162,10 @@ def _fill(node: ScriptedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     message = pending()
     message.headers.extend(retry)
-    node.script.append(answer(pb.GetMessageResponse(message=message)))
+    node.script.extend([answer(pb.GetMessageResponse(message=message))] * len(VIEWS))
     several = [pending(handle=f"n1.3:19000000{n:02}:01:orders") for n in range(20)]
     node.list_slots = slots
-    node.get_slot = answer(pb.GetSlotResponse(messages=several))
+    node.get_slot = answer(pb.GetSlotResponse(messages=several, next_page_token="more"))
     node.search = answer(
         pb.SearchResponse(messages=several, looked=pb.Looked(node="n1", messages=70))
     )
@@ -246,13 +177,14 @@ def _fill(node: ScriptedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CommandRunner, "run", run)
 
 
-def _growing() -> Any:
+def _growing(lateness_ms: int = 0) -> Any:
     """A cluster that forwards 1,000 messages more each time it is asked."""
     asked = count()
     bounds = [1_000 * 2**n for n in range(12)]
 
     def describe(_service: Any, _request: Any, _context: Any) -> pb.DescribeClusterResponse:
         described = describe_cluster()
+        described.lateness_ms = lateness_ms
         now_ms = described.now_ms = time.time_ns() // 1_000_000
         number = next(asked) * 1_000
         late = pb.LatenessHistogram(bounds_us=bounds, counts=[number // 13] * 13)
@@ -275,47 +207,78 @@ def _growing() -> Any:
                 unanswered_halves=halves,
             )
         )
+        described.wheels[0].replicas.add(node="n1", state=pb.REPLICA_STATE_IN_SYNC)
+        described.pending.messages = 1_390
+        for name in ("n2", "n3"):
+            other = described.members.add(node=name, reachable=True, accepting=True)
+            other.report.version, other.report.now_ms, other.report.role = (
+                "0.1.0",
+                now_ms,
+                "standby",
+            )
+            described.wheels[0].replicas.add(node=name, state=pb.REPLICA_STATE_IN_SYNC)
         return described
 
     return describe
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing_serious_in_any_view(
-    node: ScriptedNode, tab: Tab, monkeypatch: pytest.MonkeyPatch, scheme: str, width: int
+    node: ScriptedNode, tab: Tab, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    """With `DELAYWHEEL_PICTURES=DIR` it also makes pictures of the views."""
     axe = find_axe().read_text()
     _fill(node, monkeypatch)
     bearer = {"Authorization": f"Bearer {tab.user.site.sessions.secret}"}
     assert (await tab.user.post("dead/drop", {"execute": True}, bearer))[0] == 200
-    context = await tab.page.context.browser.new_context(
-        bypass_csp=True,  # axe is no script of the page
-        color_scheme=scheme,
-        viewport={"width": width, "height": 900},
-        timezone_id="Europe/Berlin",
-    )
-    page = await context.new_page()
-    await page.goto(f"{tab.user.address}#secret={tab.user.site.sessions.secret}")
+    page = await tab.another(color_scheme=scheme, bypass_csp=True)  # axe is no script of the page
     await page.get_by_text("Messages a second").wait_for(timeout=60_000)
     await page.evaluate(axe)
-    folder = os.environ.get("DELAYWHEEL_PICTURES")
     for view, text in VIEWS.items():
         await page.evaluate("to => { location.hash = to }", view)
         await page.get_by_text(text).first.wait_for(timeout=60_000)
         if view.startswith("message"):
             await page.get_by_role("button", name="Look for its way").click()
             await page.locator("ol.way").wait_for(timeout=60_000)
-        found = await page.evaluate("() => axe.run({ resultTypes: ['violations'] })")
-        serious = [
-            (each["id"], each["nodes"][0]["html"], each["nodes"][0]["failureSummary"])
-            for each in found["violations"]
-            if each["impact"] in {"serious", "critical"}
-        ]
-        assert serious == [], view
-        is_wide = await page.evaluate("() => document.documentElement.scrollWidth > innerWidth")
-        assert not is_wide, view
-        if folder:
-            name = f"{view.partition('?')[0]}-{width}-{scheme}.png"
-            await page.screenshot(path=f"{folder}/{name}", full_page=True)
-    await context.close()
+        for width in (1280, 400):
+            await page.set_viewport_size({"width": width, "height": 900})
+            found = await page.evaluate("() => axe.run({ resultTypes: ['violations'] })")
+            serious = [
+                (each["id"], each["nodes"][0]["html"], each["nodes"][0]["failureSummary"])
+                for each in found["violations"]
+                if each["impact"] in {"serious", "critical"}
+            ]
+            assert serious == [], (view, width)
+            is_wide = await page.evaluate("() => document.documentElement.scrollWidth > innerWidth")
+            assert not is_wide, (view, width)
+
+
+@pytest.mark.skipif("DELAYWHEEL_PICTURES" not in os.environ, reason="they are made on demand")
+async def test_pictures_of_the_page_are_made(
+    node: ScriptedNode, tab: Tab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the folder `DELAYWHEEL_PICTURES`: docs/PAGE.md shows them."""
+    _fill(node, monkeypatch)
+    down = describe_cluster()
+    down.members[0].accepting = False
+    down.ClearField("leader")
+    degraded = _growing(lateness_ms=5_000)
+    scenes: dict[str, tuple[str, str, Any]] = {
+        "healthy": ("now", "kept in this tab, for 12 s", _growing()),
+        "degraded": ("now", "RUNBOOK: Lateness grows", degraded),
+        "down": ("now", "DOWN", answer(down)),
+        "wheel": ("wheel", "The next minute", _growing()),
+        "second": ("second?slot=1900000000", "There is more.", _growing()),
+        "way": ("message?handle=x", "processed", _growing()),
+    }
+    for scheme, width in (("light", 1280), ("dark", 400), ("dark", 1280), ("light", 400)):
+        size = {"width": width, "height": 900}
+        for name, (view, text, described) in scenes.items():
+            node.describe = described
+            page = await tab.another(color_scheme=scheme, viewport=size)
+            await page.evaluate("to => { location.hash = to }", view)
+            if name == "way":
+                await page.get_by_role("button", name="Look for its way").click()
+            await page.get_by_text(text).first.wait_for(timeout=90_000)
+            file = f"{os.environ['DELAYWHEEL_PICTURES']}/{name}-{width}-{scheme}.png"
+            await page.screenshot(path=file, full_page=True)
+            await page.context.close()

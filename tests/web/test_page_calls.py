@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.needs import NEEDS
 from delaywheel_replica.web.calls import METHODS, READS
+from delaywheel_replica.web.commands.letters import COMMANDS
+from delaywheel_replica.web.commands.traces import FIELDS
 from support.clients.fake_service import abort, abort_bare, answer
 from support.clients.page_user import PageUser, knows, page, who
 from support.clients.scripted_node import ScriptedNode
@@ -113,3 +118,47 @@ async def test_acts_are_logged_for_who_made_them_and_for_operators(
     assert (await user.get("acts"))[1] == {"acts": []}
     await user.sign_in("ops")
     assert len((await user.get("acts"))[1]["acts"]) == 2
+
+
+async def test_what_is_malformed_is_refused_and_nothing_worse(
+    node: ScriptedNode, user: PageUser
+) -> None:
+    """Wrong types, unknown names, broken texts, and bytes that are no JSON, for every path."""
+    await user.sign_in()
+    node.who_am_i = abort(Reason.FORBIDDEN)  # what is well-formed is judged there
+    chance, seen = random.Random(4), Counter[int]()
+    paths = [*METHODS, *(f"dead/{command}" for command in COMMANDS), "trace"]
+    for path in paths * 30:
+        status, said = await user.post(path, _garbled(chance, path))
+        assert (status, said["reason"]) in {(400, "REQUEST_MALFORMED"), (403, "FORBIDDEN")}, said
+        assert said["message"]
+        seen[status] += 1
+    assert seen[400] > 10 * len(paths)
+    assert seen[403] > len(paths)
+
+
+_WRONG: list[Any] = [None, True, -1, 1 << 70, 1e308, "x", "\ud800", "AAA", "", [], {}, [[]]]
+
+
+def _garbled(chance: random.Random, path: str) -> bytes:
+    """A request with what may be in it, and what may not; often cut, or with another byte."""
+    fields = (
+        METHODS[path].request.DESCRIPTOR.fields_by_name
+        if path in METHODS
+        else COMMANDS.get(path.partition("/")[2], FIELDS)
+    )
+    names = [*fields, *(["no_such_field"] if chance.random() < 0.2 else [])]
+
+    def value(depth: int) -> Any:
+        if depth and chance.random() < 0.5:
+            inner = chance.choice(["topic", "id", "key", "handle", "slot", *names, "x"])
+            return chance.choice([{inner: value(depth - 1)}, [value(depth - 1)] * 2])
+        return chance.choice(_WRONG)
+
+    chosen = chance.sample(names, chance.randrange(min(4, len(names)) + 1))
+    body = bytearray(json.dumps({name: value(3) for name in chosen}).encode())
+    if chance.random() < 0.3:
+        del body[chance.randrange(len(body)) :]
+    if body and chance.random() < 0.2:
+        body[chance.randrange(len(body))] = chance.randrange(256)
+    return bytes(body)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -15,8 +18,11 @@ import trustme
 
 from delaywheel_replica.cli.app import run
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
+from delaywheel_replica.web.connections import OF_AN_ADDRESS_AT_MOST
+from local.viewing.memory import resident_bytes
 from support.clients.page_user import OF_THE_PAGE
 from support.clients.scripted_node import ScriptedNode
+from support.server.server_process import wait_until
 
 
 @pytest.fixture
@@ -42,6 +48,42 @@ def test_the_link_signs_in_and_sigterm_ends_it(started: subprocess.Popen[str]) -
     assert started.wait(20) == 0
     assert started.stderr is not None
     assert started.stderr.read() == ""
+
+
+def test_ten_thousand_connections_and_a_large_body_leave_its_memory_as_it_is(
+    started: subprocess.Popen[str],
+) -> None:
+    assert started.stdout is not None
+    address = started.stdout.readline().partition("#")[0]
+    host, port = address.removeprefix("http://").rstrip("/").split(":")
+    with urlopen(address, timeout=20):
+        before = resident_bytes(started.pid)
+    opened: deque[socket.socket] = deque()
+    told: Counter[bytes] = Counter()
+    for number in range(10_000):
+        opened.append(socket.create_connection((host, int(port)), timeout=20))
+        if len(opened) > 2 * OF_AN_ADDRESS_AT_MOST:
+            opened.popleft().close()
+            if number % 50 == 0:  # no faster than they are taken: TCP would wait a second
+                opened[-1].sendall(b"GET / HTTP/1.1\r\nHost: another\r\n\r\n")
+                told[opened[-1].recv(12)] += 1
+    for each in opened:
+        each.close()
+    assert {*told} <= {b"HTTP/1.1 503", b"HTTP/1.1 421"}
+    assert told[b"HTTP/1.1 503"]
+    wait_until("others are let in again", lambda: _is_let_in(address))
+    large = Request(f"{address}api/v1/session", b" " * (20 << 20), OF_THE_PAGE)
+    with pytest.raises((HTTPError, URLError)):  # 413, or the connection ends while it is sent
+        urlopen(large, timeout=20)
+    assert resident_bytes(started.pid) - before < 8 << 20
+
+
+def _is_let_in(address: str) -> bool:
+    try:
+        with urlopen(address, timeout=20):
+            return True
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(

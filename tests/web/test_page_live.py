@@ -122,9 +122,12 @@ async def test_names_of_other_callers_are_not_for_all_viewers(
 ) -> None:
     described = describe_cluster()
     described.members[0].report.quota_refusals.add(principal="token:bob", messages=7)
+    described.members.add(node="n2", silent="away")
     node.describe = answer(described)
     await user.sign_in()
-    assert "bob" not in str(await until(user, "cluster"))
+    told = str(await until(user, "cluster"))
+    assert "bob" not in told
+    assert told.count("'report'") == 1, "who is silent has none"
     _, told = await user.post("DelayWheel/DescribeCluster", {"all_members": True})
     assert "bob" in str(told)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from functools import lru_cache
 from typing import Final
 
 from aiohttp import web
@@ -40,9 +41,12 @@ class Door(asyncio.Protocol):
 def _address_of(transport: asyncio.BaseTransport | None) -> str:
     """Returns where a connection comes from; of IPv6 the network, which one host has whole."""
     peer = None if transport is None else transport.get_extra_info("peername")
-    if not peer:
-        return ""
-    host = ipaddress.ip_address(peer[0].partition("%")[0])
+    return _network_of(peer[0]) if peer else ""
+
+
+@lru_cache(CONNECTIONS_AT_MOST)
+def _network_of(text: str) -> str:
+    host = ipaddress.ip_address(text.partition("%")[0])
     if host.version == 6 and host.ipv4_mapped is None:
         return str(ipaddress.ip_network((host, 64), strict=False))
     return str(host)

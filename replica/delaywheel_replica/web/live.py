@@ -177,7 +177,8 @@ class Live:
         )
         assert isinstance(answer, pb.DescribeClusterResponse)
         for member in answer.members:  # the asked viewer may see it, others perhaps not
-            member.report.ClearField("quota_refusals")
+            if member.HasField("report"):  # to clear a field of none would make one
+                member.report.ClearField("quota_refusals")
         self._clock_ahead_ms = answer.now_ms - _wall_ms()
         self._span_s = answer.limits.span_seconds or self._span_s
         self._answered_ms = _wall_ms()

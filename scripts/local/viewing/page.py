@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import selectors
+import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -86,10 +86,9 @@ class PageStand:
         while time.monotonic() < until_s:
             time.sleep(1.0)
             most = max(most, resident_bytes(self._pid))
-            with selectors.PollSelector() as ended:  # told of a reset, also with what is unread
-                ended.register(opened, 0)
-                is_closed = bool(ended.select(0))
-            if is_closed:
+            ended = select.poll()
+            ended.register(opened, 0)  # a reset is told all the same
+            if ended.poll(0):
                 closed += 1
                 opened.close()
                 opened = look(self._link)

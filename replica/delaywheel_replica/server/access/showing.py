@@ -100,7 +100,8 @@ def _given(quota: Quota | TopicQuota) -> dict[str, int]:
 def withhold_names(answer: pb.DescribeClusterResponse) -> None:
     """Leaves out which other callers there are."""
     for member in answer.members:
-        member.report.ClearField("quota_refusals")
+        if member.HasField("report"):  # to clear a field of none would make one
+            member.report.ClearField("quota_refusals")
 
 
 def refuse_details(caller: Caller, what: Sequence[Right]) -> None:

@@ -116,9 +116,14 @@ class LetterRoutes:
         self, command: str, asked: Mapping[str, Any], viewer: Viewer, within_s: float
     ) -> Any:
         where = await self._kafka(viewer)
-        return await self._runner.run(
-            ["dead", command, "--json", *where, *words(asked, places="places")], within_s=within_s
-        )
+        said = ["dead", command, "--json", *where, *words(asked, places="places")]
+        try:
+            return await self._runner.run(said, within_s=within_s)
+        except PageRefusal as refusal:
+            if self._settings.config is None and refusal.reason.startswith("KAFKA_"):
+                text = f"{refusal}; the page asks it in plain text, as it was started without"
+                raise PageRefusal(refusal.status, refusal.reason, f"{text} --config") from refusal
+            raise
 
     async def _kafka(self, viewer: Viewer) -> list[str]:
         """Returns the options by which a command reaches Kafka."""
@@ -126,6 +131,9 @@ class LetterRoutes:
             return [f"--config={self._settings.config}"]
         _, answer = await self._nodes.ask(viewer, _DESCRIBE, pb.DescribeClusterRequest())
         assert isinstance(answer, pb.DescribeClusterResponse)
+        if not answer.kafka:
+            text = f"{answer.node} does not say which Kafka: start the page with --config FILE"
+            raise PageRefusal(503, "KAFKA_UNKNOWN", text)
         return [f"--kafka={answer.kafka}", f"--cluster={answer.cluster_id}"]
 
 

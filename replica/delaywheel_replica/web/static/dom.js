@@ -37,7 +37,21 @@ export function foreign(text, most = SHOWN_AT_MOST) {
   const cut = text.length > most;
   const shown = (cut ? text.slice(0, most) : text).replace(
     CONTROLS, (c) => `<U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}>`);
-  return h("bdi", { class: "foreign" }, cut ? `${shown} … cut: ${text.length} characters` : shown);
+  if (!cut) return h("bdi", { class: "foreign" }, shown);
+  return [h("bdi", { class: "foreign" }, `${shown} … cut: ${text.length.toLocaleString("en")} characters`), copying(() => text)];
+}
+
+// Puts the whole of what is cut into the clipboard: also what is not shown of it.
+function copying(whole) {
+  const button = h("button", { onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(whole());
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not copied: browsers let pages on loopback or with TLS alone";
+    }
+  } }, "Copy the whole");
+  return button;
 }
 
 export function bytesOf(base64) {
@@ -58,12 +72,12 @@ export function content(base64) {
   const bytes = bytesOf(base64);
   const cut = bytes.length > SHOWN_AT_MOST;
   const some = cut ? bytes.slice(0, SHOWN_AT_MOST) : bytes;
-  const note = cut ? h("p", { class: "dim" }, `the first 64 KiB of ${bytes.length} bytes`) : null;
+  const note = (whole) => cut && [h("p", { class: "dim" }, `the first 64 KiB of ${bytes.length.toLocaleString("en")} bytes`), copying(whole)];
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(some, { stream: cut });
-    return [h("pre", {}, foreign(pretty(text), Infinity)), note];
+    return [h("pre", { tabindex: cut ? 0 : null }, foreign(pretty(text), Infinity)), note(() => new TextDecoder().decode(bytes))];
   } catch {
-    return [h("pre", {}, asHex(some)), note];
+    return [h("pre", { tabindex: cut ? 0 : null }, asHex(some)), note(() => asHex(bytes))];
   }
 }
 

@@ -5,14 +5,14 @@ import { post } from "./api.js";
 import { content, facts, foreign, h, put, table } from "./dom.js";
 import { inWords } from "./headers.js";
 import { may } from "./page.js";
-import { counted, moment } from "./times.js";
+import { counted, moment, when } from "./times.js";
 
 const FIELDS = [["topic", "Topic"], ["reason", "Reason"], ["key", "Key (text)"], ["id", "Id (hex)"], ["from", "Letters from (ISO 8601 with zone, or now-1h)"],
   ["to", "Letters before"], ["halves_of", "Half messages of group"], ["dead_topic", "A consumer's dead-letter topic"]];
 
 export function letters(_state, query) {
   const form = h("form", {}, h("details", { open: FIELDS.some(([name]) => query.get(name)) }, h("summary", {}, "Which ones"),
-    FIELDS.map(([name, text]) => h("p", {}, h("label", { for: name }, text), h("input", { id: name, name, value: query.get(name) ?? "" }))),
+    h("div", { class: "fields" }, FIELDS.map(([name, text]) => h("p", {}, h("label", { for: name }, text), h("input", { id: name, name, value: query.get(name) ?? "" })))),
     h("button", {}, "Show these")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -37,7 +37,7 @@ function listed(list, chosen, again) {
       row.waiting.toLocaleString("en"), row.replayed.toLocaleString("en"), row.dropped.toLocaleString("en")]), "no such letter that you may read"),
     settling(chosen, again),
     h("h2", {}, "Letters"), table(["letter", "since", "reason", "topic", "bytes"], list.letters.map((each) => [
-      h("a", { href: `#letter?${new URLSearchParams({ place: each.place, ...where })}` }, each.place), moment(each.timestamp_ms),
+      h("a", { href: `#letter?${new URLSearchParams({ place: each.place, ...where })}` }, each.place), when(each.timestamp_ms),
       foreign(each.reason ?? "none", 300), foreign(each.topic ?? "none", 300), each.length_bytes.toLocaleString("en")]))];
 }
 
@@ -76,9 +76,9 @@ export function letter(_state, query) {
 
 function shown(found) {
   const settled = found.settled && `${found.state} at ${moment(found.settled.at_ms)}${found.settled.to ? `, to ${found.settled.to}` : ""}`;
-  return [facts([["state", foreign(settled ?? found.state)], ["place", found.place], ["since", moment(found.timestamp_ms)],
+  return [facts([["state", foreign(settled ?? found.state)], ["place", found.place], ["since", when(found.timestamp_ms)],
     ["reason", foreign(found.reason ?? "none")], ["detail", found.detail && foreign(found.detail)], ["topic", foreign(found.topic ?? "none")],
-    ["id", found.id], ["due", found.due_ms == null ? null : moment(found.due_ms)]]), inWords(found.headers),
+    ["id", found.id], ["due", found.due_ms == null ? null : when(found.due_ms)]]), inWords(found.headers),
   h("h2", {}, "Key"), content(found.key), h("h2", {}, "Value"), content(found.value),
   h("h2", {}, "Headers"), table(["name", "value"], found.headers.map((each) => [foreign(each.name), content(each.value)]))];
 }

@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { cancelMany, offered } from "./acting.js";
 import { base64Of, bytesOf, content, facts, foreign, h, put, table } from "./dom.js";
 import { inWords } from "./headers.js";
-import { counted, moment } from "./times.js";
+import { counted, moment, when } from "./times.js";
 import { way } from "./way.js";
 
 const PAGE = 100;
@@ -25,8 +25,8 @@ export function second(_state, query) {
 export function search(_state, query) {
   const field = (name, text) => h("p", {}, h("label", { for: name }, text), h("input", { id: name, name, value: query.get(name) ?? "" }));
   const form = h("form", {}, field("handle", "Handle"), h("p", { class: "dim" }, "or all of these"),
-    field("topic", "Topic"), field("key", "Key (text)"), field("id", "Id (hex)"), field("header", "Header (NAME or NAME=VALUE)"),
-    field("from", "Due from (ISO 8601 with zone)"), field("to", "Due before"), h("button", {}, "Look up"));
+    h("div", { class: "fields" }, field("topic", "Topic"), field("key", "Key (text)"), field("id", "Id (hex)"), field("header", "Header (NAME or NAME=VALUE)"),
+      field("from", "Due from (ISO 8601 with zone)"), field("to", "Due before")), h("button", {}, "Look up"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const given = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
@@ -84,7 +84,7 @@ function paged(element, name, request) {
     try {
       const answer = await call(name, token ? { ...request, page_token: token } : request);
       token = answer.next_page_token ?? "";
-      put(listed, rows(answer.messages ?? []));
+      put(listed, rows(answer.messages ?? [], name === "GetSlot"));
       put(looked, said(answer.looked), token ? " There is more." : " That is all.");
       more.hidden = !token;
     } catch (error) {
@@ -105,9 +105,10 @@ function said(looked) {
   return `${looked.node} examined ${counted(looked.messages ?? 0, "message")}.${upTo}${lacks}`;
 }
 
-function rows(messages) {
-  return table(["due", "topic", "state", "value", "handle"], messages.map((each) => [
-    moment(each.due_ms), foreign(each.topic, 300), stateOf(each), sizeOf(each.value_length_bytes),
+// Of one second the date is above: here are the milliseconds.
+function rows(messages, ofOneSecond) {
+  return table([ofOneSecond ? "due, ms in it" : "due", "topic", "state", "value", "handle"], messages.map((each) => [
+    ofOneSecond ? String(Number(each.due_ms) % 1000) : when(each.due_ms), foreign(each.topic, 300), stateOf(each), sizeOf(each.value_length_bytes),
     h("a", { href: `#message?handle=${encodeURIComponent(each.handle)}` }, foreign(each.handle, 300))]), "no message on this page");
 }
 
@@ -144,9 +145,9 @@ function shown(found) {
   const place = found.place;
   return [facts([
     ["state", stateOf(found)], ["why", found.dead_reason ? foreign(found.dead_reason) : null],
-    ["due", moment(found.due_ms)],
-    ["rescheduled to", found.rescheduled_to_ms ? moment(found.rescheduled_to_ms) : null],
-    ["accepted", moment(found.accepted_at_ms)], ["topic", foreign(found.topic)],
+    ["due", when(found.due_ms)],
+    ["rescheduled to", found.rescheduled_to_ms ? when(found.rescheduled_to_ms) : null],
+    ["accepted", when(found.accepted_at_ms)], ["topic", foreign(found.topic)],
     ["partition", found.partition == null ? "by its key" : String(found.partition)],
     ["in Kafka", place ? `${place.topic}/${place.partition ?? 0}/${place.offset ?? 0}` : null],
     ["id", idText(found)], ["handle", foreign(found.handle)], ["lies in", `wheel ${found.wheel ?? "not told"}, frame ${found.seq ?? 0}`],

@@ -5,9 +5,10 @@ import { facts, foreign, h, put, table } from "./dom.js";
 import { lateMs, summed } from "./history.js";
 import { may } from "./page.js";
 import { plot } from "./plot.js";
-import { about, counted, moment, clock } from "./times.js";
+import { about, clock, counted, when } from "./times.js";
 
 const REFUSED_EVERY_MS = 10000;
+const NOTHING = "nothing was forwarded";
 
 export function now(state) {
   const told = h("div", {}), below = h("div", {}), lately = over(state), refused = refusedOnes(state);
@@ -40,9 +41,9 @@ function show(element, below, state) {
       ["late", status.lateness_ms == null ? "not told" : about(Number(status.lateness_ms))],
       ["pending", pending(status.pending)],
       ["told by", `${status.node}, release ${status.version}`],
-      ["at", moment(told.at_ms)],
+      ["at", when(told.at_ms)],
     ]));
-  put(below, h("h2", {}, "Nodes"), nodes(status, members),
+  put(below, h("h2", {}, "Nodes"), nodes(status, members), remarks(members),
     h("h2", {}, "Copies"), copies(status),
     halves(members), quotas(state.who));
 }
@@ -53,30 +54,38 @@ function pending(told) {
 }
 
 function nodes(status, members) {
-  return table(["node", "role", "takes messages", "release", "clock", "elections", "certificate", "unpublished"],
+  return table(["node", "role", "takes messages", "release", "clock", "elections", "certificate", "unpublished", "on its disk"],
     members.map((member) => {
       const report = member.report;
-      if (!report) return [member.node, null, member.accepting ? "yes" : "no", null, foreign(member.silent ?? ""), null, null, null];
+      if (!report) return [member.node, null, member.accepting ? "yes" : "no", null, foreign(member.silent || "not told"), null, null, null, null];
       const ahead = Number(report.now_ms) - Number(status.now_ms);
       return [member.node, report.role || "its cleaner is silent", member.accepting ? "yes" : "no", report.version,
         Math.abs(ahead) < 1000 ? "agrees" : `${about(Math.abs(ahead))} ${ahead > 0 ? "ahead" : "behind"}`,
-        String(report.elections ?? 0), report.certificate_expires_ms ? moment(report.certificate_expires_ms) : "none",
-        counted(report.ledger?.lag_frames ?? 0, "frame")];
+        String(report.elections ?? 0), report.certificate_expires_ms ? when(report.certificate_expires_ms) : "none",
+        counted(report.ledger?.lag_frames ?? 0, "frame"), counted(report.pending_messages ?? 0, "message")];
     }));
+}
+
+// What nodes say of themselves that is no trouble yet.
+function remarks(members) {
+  const said = members.flatMap(({ node, report }) => [["INSECURE", report?.insecure], ["not checked", report?.unchecked]]
+    .filter(([, text]) => text).map(([what, text]) => [node, what, text]));
+  return said.map(([node, what, text]) => h("p", { class: what === "INSECURE" ? "bad" : "dim" }, `${node}: ${what}: `, foreign(text, 1000)));
 }
 
 function copies(status) {
   const rows = (status.wheels ?? []).map((wheel) => [wheel.wheel, word(wheel.state, "WHEEL_STATE_"),
     String(wheel.applied_seq ?? 0), String(wheel.high_watermark ?? 0),
-    (wheel.replicas ?? []).map((copy) => `${copy.node}: ${word(copy.state, "REPLICA_STATE_")}`).join(", ")]);
+    (wheel.replicas ?? []).map((copy) => `${copy.node}: ${word(copy.state, "REPLICA_STATE_")}`).join(", ") || "not told"]);
   return table(["wheel", "state", "frames", "acknowledged", "copies"], rows);
 }
 
 function halves(members) {
   const rows = members.flatMap((member) => (member.report?.unanswered_halves ?? []).map((each) =>
-    [foreign(each.group), String(each.letters), moment(each.oldest_ms)]));
+    [h("a", { href: `#dead?${new URLSearchParams({ halves_of: each.group })}` }, foreign(each.group, 300)), String(each.letters),
+      when(each.oldest_ms), h("code", {}, "delaywheel dead list --halves-of ", foreign(each.group, 300))]));
   return rows.length ? [h("h2", {}, "Half messages that wait for their checker"),
-    table(["group", "letters", "the first since"], rows)] : null;
+    table(["group", "letters", "the first since", "to see them"], rows)] : null;
 }
 
 function word(state, prefix) {
@@ -89,18 +98,20 @@ function over(state) {
   const rates = plot("Messages a second", ["accepted", "forwarded", "refused", "dead"].map((name) => [name === "dead" ? "dead letters" : name, rate(name)]), few);
   const late = plot("Lateness", [["p50", drawnMs(0.5)], ["p99", drawnMs(0.99)]], about);
   const facing = h("div", {}), listed = h("div", {}), why = h("div", {});
-  const element = h("section", {}, h("h2", {}, "The last 15 minutes"), facing, h("div", { class: "plots" }, rates.element, late.element), why,
+  const plots = h("div", { class: "plots", hidden: true }, rates.element, late.element);
+  const element = h("section", {}, h("h2", {}, "The last 15 minutes"), facing, plots, why,
     h("details", {}, h("summary", {}, "Table, by the minute"), listed));
   const draw = () => {
     for (const each of [rates, late]) each.draw(state.history.all(), Date.now());
   };
   const update = () => {
     const steps = state.history.all(), sum = summed(steps);
+    plots.hidden = !sum.told;
     if (!steps.length) return put(facing, h("p", { class: "dim" }, "from the next answer on"));
     if (!sum.told) return put(facing, h("p", { class: "dim" }, "not told: nodes of an earlier release"));
     put(facing, h("p", { class: "dim" }, `kept in this tab, for ${about(sum.seconds * 1000)} so far`), facts([
       ["accepted", `${few(sum.accepted / sum.seconds)} a second`], ["forwarded", `${few(sum.forwarded / sum.seconds)} a second`],
-      ["lateness", `p50 ${upTo(sum.late, 0.5)}, p99 ${upTo(sum.late, 0.99)}`]]));
+      ["lateness", lateMs(sum.late, 0.5) === null ? NOTHING : `p50 ${upTo(sum.late, 0.5)}, p99 ${upTo(sum.late, 0.99)}`]]));
     put(why, reasons("Refused", sum.refusedBy), reasons("Dead letters", sum.deadBy));
     put(listed, table(["from", "accepted", "forwarded", "refused", "dead letters", "p50", "p99"], byMinute(steps).map(([minute, each]) =>
       [clock(minute), each.accepted, each.forwarded, each.refused, each.dead].map((cell) => cell.toLocaleString("en"))
@@ -139,7 +150,7 @@ function few(number) {
 
 function upTo(late, share) {
   const ms = lateMs(late, share);
-  if (ms === null) return "nothing was forwarded";
+  if (ms === null) return NOTHING;
   return ms === Infinity ? `above ${about(late.bounds.at(-1) / 1000)}` : `up to ${about(ms)}`;
 }
 

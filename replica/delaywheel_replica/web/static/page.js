@@ -7,7 +7,7 @@ import { acts } from "./acts.js";
 import { letter, letters } from "./letters.js";
 import { message, search, second } from "./messages.js";
 import { now } from "./now.js";
-import { about } from "./times.js";
+import { moment } from "./times.js";
 import { wheel } from "./wheel.js";
 
 const VIEWS = { "": now, now, wheel, second, message, search, dead: letters, letter, acts };
@@ -98,7 +98,7 @@ function tick() {
   const lines = [];
   if (state.told.cluster?.insecure) lines.push("INSECURE: other machines reach this page without TLS, or nodes without grants.");
   if (away) lines.push(`Nodes do not answer: ${away.reason}: ${away.message}`);
-  if (old) lines.push(`What is shown is ${about(age)} old.`);
+  if (old) lines.push(`What is shown is of ${moment(state.heard)}, ${Math.floor(age / 1000).toLocaleString("en")} s ago.`);
   put(state.banner, lines.map((line) => h("p", { class: "bad" }, line)));
   state.view.classList.toggle("old", Boolean(old || away));
   state.shown?.tick?.();

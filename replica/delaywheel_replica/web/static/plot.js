@@ -19,7 +19,7 @@ export function plot(title, lines, shown) {
     const paint = canvas.getContext("2d"), style = getComputedStyle(canvas);
     paint.scale(scale, scale);
     const values = steps.flatMap((step) => lines.map(([, of]) => of(step))).filter(Number.isFinite);
-    const top = roundUp(Math.max(...values, 0));
+    const top = roundUp(Math.max(...values, 0)); // half of it is round, too
     const length = Math.max(60000, nowMs - (steps[0]?.from_ms ?? nowMs));
     const x = (ms) => LEFT + (width - LEFT - 8) * (1 - (nowMs - ms) / length);
     const y = (value) => TOP + (height - TOP - BOTTOM) * (1 - Math.min(value, top) / top);
@@ -77,5 +77,5 @@ function swatch(place) {
 
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value) ?? 1;
+  return [2, 4, 10].map((step) => step * power).find((step) => step >= value);
 }

@@ -1,5 +1,7 @@
 // Times in the viewer's zone, with UTC beside them, both named.
 
+import { h } from "./dom.js";
+
 export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const LOCAL = new Intl.DateTimeFormat("sv-SE", {
   year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit",
@@ -12,6 +14,12 @@ export function moment(ms) {
   if (!Number.isFinite(at) || Math.abs(at) > 8.64e15) return String(ms);
   const utc = new Date(at).toISOString();
   return ZONE === "UTC" ? utc : `${LOCAL.format(at).replace(",", ".")} ${ZONE} (${utc})`;
+}
+
+// The same for a cell: broken between the two, never within a date.
+export function when(ms) {
+  const [, local, utc] = /^(.*?)(?: \((.*)\))?$/.exec(moment(ms));
+  return h("time", {}, h("span", {}, local), utc && [" ", h("span", {}, `(${utc})`)]);
 }
 
 export function clock(ms) {

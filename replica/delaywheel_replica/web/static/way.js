@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { foreign, h, put, table } from "./dom.js";
-import { about, counted, moment } from "./times.js";
+import { about, counted, moment, when } from "./times.js";
 
 const HIDDEN = new Set(["step", "began", "time", "time_ms", "kind", "id", "topic", "key", "tags", "status", "why", "cluster", "told_by", "root", "reporter", "number"]);
 
@@ -26,7 +26,7 @@ function drawn(found) {
   const clocks = found.clocks_differ;
   return [h("ol", { class: "way" }, found.steps.map((step) => h("li", { class: step.step },
     h("strong", {}, step.step), " ", step.status ? foreign(step.status) : null, h("br"),
-    h("time", {}, step.time ? moment(Date.parse(step.time)) : "time not known"),
+    step.time ? when(Date.parse(step.time)) : "time not known",
     step.why ? h("div", { class: "bad" }, foreign(step.why, 2000)) : null,
     h("div", { class: "dim" }, foreign(rest(step, found), 4000))))),
   clocks && h("p", { class: "bad" }, `clocks differ by at least ${about(clocks.ms)}: `, foreign(`${clocks.ahead} is ahead of ${clocks.behind}`))];

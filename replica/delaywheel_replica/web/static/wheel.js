@@ -1,17 +1,18 @@
 // The wheel: what is pending by second, by minute, and over the span; a drawing and its table.
 
 import { h, put, table } from "./dom.js";
-import { counted, moment, short } from "./times.js";
+import { counted, short, when } from "./times.js";
 
-const DRAWN = [["minute", "The next minute, by the second"], ["hour", "The next hour, by the minute"], ["span", "The span"]];
+const DRAWN = [["minute", "The next minute, by the second"], ["hour", "The next hour, by the minute"], ["span", "The span, by the hour"]];
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function wheel(state) {
   const parts = Object.fromEntries(DRAWN.map(([name, title]) => {
     const canvas = h("canvas", { width: 400, height: 320, role: "img" });
     const listed = h("div", {});
-    const element = h("section", {}, h("h2", {}, title), canvas, h("details", {}, h("summary", {}, "Table"), listed));
-    return [name, { canvas, listed, element }];
+    const heading = h("h2", {}, title);
+    const element = h("section", {}, heading, canvas, h("details", {}, h("summary", {}, "Table"), listed));
+    return [name, { canvas, listed, element, heading }];
   }));
   const update = (name) => {
     if (parts[name] && state.told[name]) show(parts[name], name, state.told[name], state);
@@ -31,13 +32,14 @@ function rowsOf(told) {
 }
 
 function show(part, name, told, state) {
+  if (told.bucket_s > 3600) put(part.heading, "The span, by the day");
   draw(part.canvas, told, state, name === "minute");
   const rows = rowsOf(told);
   if (rows === null) return put(part.listed, h("p", {}, "not told: the node has an earlier release"));
   const all = rows.reduce((sum, row) => sum + row.pending, 0);
   part.canvas.setAttribute("aria-label", `${counted(all, "message")} pending, in ${counted(rows.length, "row")} of the table below`);
   const link = (row) => told.bucket_s === 1
-    ? h("a", { href: `#second?slot=${row.slot}` }, moment(row.slot * 1000)) : moment(row.slot * 1000);
+    ? h("a", { href: `#second?slot=${row.slot}` }, when(row.slot * 1000)) : when(row.slot * 1000);
   const silent = (told.slots.silent ?? []).map((each) => h("p", { class: "bad" }, `${each.node} was not counted: ${each.why}`));
   put(part.listed, silent, table(["from", "pending"], rows.map((row) => [link(row), row.pending.toLocaleString("en")]), "nothing is pending here"));
 }
