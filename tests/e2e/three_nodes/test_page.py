@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from delaywheel import MessageState
+from delaywheel import Client, MessageState
 from local.loopback.beside import PageProcess
+from local.viewing.viewers import look
 from support.services.trio import Trio
 
 CHROMIUM = shutil.which("chromium")
@@ -33,9 +34,10 @@ def tab(trio: Trio, tmp_path: Path) -> Iterator[Any]:
         playwright.sync_playwright() as driver,
     ):
         link = trio.wait("the page listens", lambda: page.link)
+        never_reads = look(link)
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = browser.new_page()
-        opened.set_default_timeout(PATIENCE_MS)
+        opened = browser.new_context().new_page()
+        opened.context.set_default_timeout(PATIENCE_MS)
         complaints: list[str] = []
         opened.on("pageerror", lambda error: complaints.extend([str(error)]))
         opened.on("console", lambda said: complaints.extend(_of_policy(said.text)))
@@ -44,6 +46,7 @@ def tab(trio: Trio, tmp_path: Path) -> Iterator[Any]:
             yield opened
         finally:
             browser.close()
+            never_reads.close()
         assert complaints == []
 
 
@@ -65,6 +68,19 @@ def _drops_a_letter(trio: Trio, topic: str, tab: Any) -> None:
     tab.get_by_text("dead/drop").wait_for()
 
 
+def _cancels_many(client: Client, topic: str, tab: Any) -> None:
+    for number in range(3):
+        client.produce(topic, b"%d" % number, key=b"many", delay="30m")
+    tab.goto(f"{tab.url.partition('#')[0]}#search?topic={topic}&key=many")
+    tab.get_by_role("button", name="Cancel all that match").click()
+    yes = tab.get_by_role("button", name="Do it")
+    tab.locator("#count").fill("2")
+    assert yes.is_disabled(), "the count has to be typed"
+    tab.locator("#count").fill("3")
+    yes.click()
+    tab.get_by_role("cell", name="cancelled: it is never delivered").nth(3).wait_for()
+
+
 def _of_policy(text: str) -> list[str]:
     return [text] if "Content Security Policy" in text else []
 
@@ -78,9 +94,17 @@ def test_one_looks_acts_and_sees_the_leader_die(trio: Trio, topic: str, tab: Any
         tab.locator("summary").first.click()
         tab.locator("section a").first.click()
         tab.get_by_role("link", name=str(first)).click()
+        other = tab.context.new_page()
+        other.goto(tab.url)
+        other.locator("#due").fill("2000-01-01T00:00:00Z")
         tab.get_by_role("button", name="Cancel it").click()
         tab.get_by_role("button", name="Do it").click()
         tab.get_by_text("cancelled: it is never delivered").wait_for()
+        # Whoever looks at it still sees a message that waits, and is told what became of it.
+        other.get_by_role("button", name="Reschedule it").click()
+        other.get_by_role("button", name="Do it").click()
+        other.get_by_text("cancelled: it is never delivered").wait_for()
+        other.close()
         found = client.get(first)
         assert found is not None
         assert found.state is MessageState.CANCELLED
@@ -89,10 +113,11 @@ def test_one_looks_acts_and_sees_the_leader_die(trio: Trio, topic: str, tab: Any
         tab.get_by_role("button", name="Reschedule it").click()
         tab.get_by_role("button", name="Do it").click()
         tab.get_by_text("delivered", exact=False).first.wait_for()
+        tab.get_by_role("button", name="Look for its way").click()
+        tab.get_by_text("No index of traces was searched").wait_for()
+        _cancels_many(client, topic, tab)
         ahead = datetime.now(UTC) + timedelta(days=3)  # which Kafka takes from nobody
         client.produce(topic, b"ahead", timestamp=ahead, delay="1s")
-    tab.get_by_role("button", name="Look for its way").click()
-    tab.get_by_text("No index of traces was searched").wait_for()
     _drops_a_letter(trio, topic, tab)
     tab.get_by_role("link", name="Now").click()
     leader = trio.leader()
