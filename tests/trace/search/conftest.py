@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.clients.command import Command
+from support.clients.command import Command, Ended
 from support.clients.fake_service import abort, answer
 from support.clients.scripted_node import ScriptedNode
 from support.wheels.indexes import IndexMaker
 
 SENT_MS = 1_900_000_000_250
+
+
+class _PatientCommand(Command):
+    """Waits for longer than users do: a busy machine takes ten seconds to start two processes."""
+
+    def __call__(self, *arguments: str) -> Ended:
+        name, *others = arguments
+        return super().__call__(name, "--timeout", "1m", *others)
 
 
 @pytest.fixture
@@ -24,7 +32,7 @@ def command(
     monkeypatch.setenv("DELAYWHEEL_SERVER", "127.0.0.1:1")
     for name in ("DELAYWHEEL_INDEX", "DELAYWHEEL_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    return Command(capsys)
+    return _PatientCommand(capsys)
 
 
 @pytest.fixture
