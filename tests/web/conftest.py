@@ -25,10 +25,13 @@ async def user(node: ScriptedNode) -> AsyncIterator[PageUser]:
 
 
 @pytest.fixture
-async def tab(node: ScriptedNode) -> AsyncIterator[Tab]:
+async def tab(node: ScriptedNode, request: pytest.FixtureRequest) -> AsyncIterator[Tab]:
+    """With a parameter: a page with these settings."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("apt-get install chromium")
     driver = pytest.importorskip("playwright.async_api", reason="pip install playwright")
-    async with opened_tab(driver.async_playwright, chromium, node) as opened:
+    async with opened_tab(
+        driver.async_playwright, chromium, node, **getattr(request, "param", {})
+    ) as opened:
         yield opened

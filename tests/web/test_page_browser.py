@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from copy import deepcopy
 from itertools import count
@@ -117,6 +118,58 @@ async def test_halves_are_left_to_their_senders(node: ScriptedNode, tab: Tab) ->
     await tab.go("message?handle=x")
     await tab.sees("by their senders and checkers alone")
     assert await tab.page.get_by_role("button", name="Cancel it").count() == 0
+
+
+@pytest.mark.parametrize("tab", [{"read_only": True}], indirect=True)
+async def test_a_page_to_look_at_alone_offers_no_act(
+    node: ScriptedNode, tab: Tab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill(node, monkeypatch)
+    await _offers(tab, [])
+    await tab.sees("everybody (no grants), read only")
+
+
+@pytest.mark.parametrize(
+    ("may", "offered"),
+    [
+        (["inspect", "read"], []),
+        (["inspect", "change"], ["Cancel it", "Reschedule it", "Cancel all that match"]),
+        (["inspect", "read", "operate"], ["Replay: count first", "Drop: count first"]),
+    ],
+)
+async def test_acts_are_offered_as_nodes_grant_them(
+    node: ScriptedNode,
+    tab: Tab,
+    monkeypatch: pytest.MonkeyPatch,
+    may: list[str],
+    offered: list[str],
+) -> None:
+    _fill(node, monkeypatch)
+    node.who_am_i = knows({"t": who("ann", *may)})
+    await tab.signs_in("t")
+    await tab.sees("token:ann")
+    await _offers(tab, offered)
+
+
+_ACTS = [
+    *("Cancel it", "Reschedule it", "Cancel all that match"),
+    *("Replay: count first", "Drop: count first"),
+]
+
+
+async def _offers(tab: Tab, offered: list[str]) -> None:
+    found = []
+    for view, text in (
+        ("message?handle=x", "Look for its way"),
+        ("search?topic=a", "That is all."),
+    ):
+        await tab.go(view)
+        await tab.sees(text)
+        found += [name for name in _ACTS if await tab.page.get_by_role("button", name=name).count()]
+    await tab.go("dead")
+    await tab.page.get_by_text(re.compile("By topic and reason|not known")).first.wait_for()
+    found += [name for name in _ACTS if await tab.page.get_by_role("button", name=name).count()]
+    assert found == offered
 
 
 async def test_a_failed_question_is_not_nothing_there(node: ScriptedNode, tab: Tab) -> None:

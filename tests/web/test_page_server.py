@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from grpc import StatusCode
 
@@ -23,6 +25,7 @@ from delaywheel_replica.link import TopicInfo
 from delaywheel_replica.web.commands.running import CommandRunner
 from local.loopback.kafka import free_ports
 from support.clients.page_user import OF_THE_PAGE, PageUser, page
+from support.clients.scripted_node import ScriptedNode
 from support.peers.authority import Authority
 from support.server.server_process import ServerProcess
 
@@ -115,6 +118,40 @@ async def test_nodes_judge_what_a_viewer_may(limited: tuple[str, Tls], tmp_path:
             while (await user.get("page"))[0] == 200:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.1)
         assert (await user.get("page"))[1]["reason"] == "SIGN_IN"
+
+
+async def test_browsers_are_shown_a_certificate_that_may_be_replaced(
+    node: ScriptedNode, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path, "good")
+    own = authority.sign("page", "localhost")
+    context = ssl.create_default_context(cafile=str(authority.file))
+
+    async def serial(user: PageUser) -> Any:
+        port = int(user.address.rstrip("/").rpartition(":")[2])
+        _, writer = await asyncio.open_connection("localhost", port, ssl=context)
+        found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+        writer.close()
+        return found
+
+    async with page([node.address], certificate=own) as user:
+        connector = aiohttp.TCPConnector(ssl=context)
+        url = user.address.replace("127.0.0.1", "localhost")
+        shown = {"token": user.site.sessions.secret}
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(f"{url}api/v1/session", headers=OF_THE_PAGE, json=shown) as answered,
+        ):
+            assert answered.status == 200
+            (cookie,) = answered.cookies.values()
+        assert cookie["secure"] is True
+        first = await serial(user)
+        renewed = authority.sign("renewed", "localhost")
+        for before, after in zip(own, renewed, strict=True):
+            after.replace(before)
+        async with asyncio.timeout(60):
+            while await serial(user) == first:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.1)
 
 
 def _operates(told: str) -> tuple[str, ...]:

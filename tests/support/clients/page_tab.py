@@ -70,13 +70,15 @@ def _of_policy(text: str) -> list[str]:
 
 
 @asynccontextmanager
-async def opened_tab(playing: Any, chromium: str, node: ScriptedNode) -> AsyncIterator[Tab]:
+async def opened_tab(
+    playing: Any, chromium: str, node: ScriptedNode, **settings: Any
+) -> AsyncIterator[Tab]:
     """Opens one by the page's link; what it complains of in the end is a failure."""
     described = describe_cluster()
     described.now_ms = time.time_ns() // 1_000_000
     described.lateness_ms = 5_000
     node.describe = answer(described)
-    async with page([node.address]) as user, playing() as driver:
+    async with page([node.address], **settings) as user, playing() as driver:
         browser = await driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         opened = await browser.new_page(timezone_id="Europe/Berlin")
         complaints: list[str] = []

@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { foreign, h, put, table } from "./dom.js";
 import { msOf } from "./messages.js";
-import { may } from "./page.js";
+import { mayAct } from "./page.js";
 import { counted, moment } from "./times.js";
 
 const OUTCOMES = {
@@ -39,7 +39,7 @@ export function offered(message, said, again) {
   const isHalf = /HELD|COMMITTED|ROLLED_BACK|ASKED|UNDECIDED/.test(message.state ?? "");
   if (message.state !== "MESSAGE_STATE_PENDING" && !isHalf) return null;
   if (isHalf) return h("p", { class: "dim" }, "Half messages are committed and rolled back by their senders and checkers alone.");
-  if (!may("change")) return null;
+  if (!mayAct("change")) return null;
   const ref = { handle: message.handle };
   const act = async (lines, work) => {
     if (!await confirmed(lines)) return;
@@ -67,7 +67,7 @@ export function offered(message, said, again) {
 
 // Cancels what a filter finds: a dry run counts first, and its count is typed.
 export function cancelMany(filter) {
-  if (!may("change") || !["topic", "key", "id", "header"].some((name) => name in filter)) return null;
+  if (!mayAct("change") || !["topic", "key", "id", "header"].some((name) => name in filter)) return null;
   const said = h("div", { role: "status" });
   const every = async (dry) => {
     const results = [], request = { filter, limit: 1000, dry_run: dry };

@@ -4,7 +4,7 @@ import { confirmed } from "./acting.js";
 import { post } from "./api.js";
 import { content, facts, foreign, h, put, table } from "./dom.js";
 import { inWords } from "./headers.js";
-import { may } from "./page.js";
+import { mayAct } from "./page.js";
 import { counted, moment, when } from "./times.js";
 
 const FIELDS = [["topic", "Topic"], ["reason", "Reason"], ["key", "Key (text)"], ["id", "Id (hex)"], ["from", "Letters from (ISO 8601 with zone, or now-1h)"],
@@ -43,7 +43,7 @@ function listed(list, chosen, again) {
 
 // Replay and drop of what is chosen: counted first, and the count is typed where it is more than one.
 function settling(chosen, again) {
-  if (!may("operate")) return null;
+  if (!mayAct("operate")) return null;
   const said = h("div", { role: "status" });
   const settle = async (command, done, consequence) => {
     try {

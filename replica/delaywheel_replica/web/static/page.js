@@ -79,6 +79,11 @@ export function may(right) {
   return state.who.unlimited || state.who.may.includes(right);
 }
 
+// Whether acts that need a right are offered.
+export function mayAct(right) {
+  return may(right) && !state.who.read_only;
+}
+
 function heard(name, data) {
   if (name === "end") return ask(data.message);
   state.told[name] = data;
