@@ -28,6 +28,7 @@ from delaywheel_replica.process.memory_kills import MemoryKill, last_kill
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.cluster.merging import counted_once
+from delaywheel_replica.server.cluster.pending import PendingCount
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.alone import alone_messages
@@ -85,7 +86,7 @@ class Details:
         self._own_report = own_report
         self._disk = disk
         self._data = data
-        self._dial = DialView(disk, data)
+        self._pending = PendingCount(DialView(disk, data))
         self._lags = Lags(disk, data, wall_ms=wall_ms)
 
     def add_to(self, answer: pb.DescribeClusterResponse, status: ServerStatus) -> None:
@@ -184,9 +185,7 @@ class Details:
         report.undeletable_file = str(undeletable[0]) if undeletable else ""
         report.missing_frames = missing_frames(heartbeat)
         report.alone_messages = alone_messages(self._disk, self._data, cleaner, status)
-        for row in self._dial.pending(now_ms // 1000, slot):
-            report.pending_messages += row.messages
-            report.pending_bytes += row.length_bytes
+        report.pending_messages, report.pending_bytes = self._pending.read(now_ms // 1000, slot)
         return report
 
     def _ledger(self, heartbeat: Heartbeat) -> pb.LedgerReport:
