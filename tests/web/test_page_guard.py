@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from delaywheel_replica.web import site
 from delaywheel_replica.web.calls import BODY_AT_MOST
 from support.clients.page_user import OF_THE_PAGE, PageUser, page
 from support.clients.scripted_node import ScriptedNode
@@ -88,6 +91,14 @@ async def test_what_every_answer_has(user: PageUser) -> None:
             assert answered.headers["X-Content-Type-Options"] == "nosniff"
             assert answered.headers["Referrer-Policy"] == "no-referrer"
             assert answered.headers["Cache-Control"] == "no-store"
+
+
+async def test_every_script_is_loaded_at_once(user: PageUser) -> None:
+    """None waits for another that imports it."""
+    static = Path(site.__file__).parent / "static"
+    async with user.session.get(user.address) as answered:
+        named = re.findall(r'(?:href|src)="(\w+\.js)"', await answered.text())
+    assert sorted(named) == sorted(path.name for path in static.glob("*.js"))
 
 
 async def test_the_cookie_is_for_the_page_alone(user: PageUser) -> None:
