@@ -29,7 +29,7 @@ from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
 
 _DOCUMENT = Path(__file__).parents[3] / "docs" / "SIZING.md"
 DOC = " ".join(_DOCUMENT.read_text(encoding="utf-8").split())
-STATED = re.compile(r"no more than ([\d,]+) MiB, .*?no more than ([\d,]+) MiB")
+STATED = re.compile(r"grow by ([\d,]+) MiB at most, those of eight by ([\d,]+)\.")
 STREAMS, CALLS = 2, 8
 REQUESTS = 4
 VALUES, VALUE_BYTES = 16, 999_000
