@@ -7,7 +7,6 @@ processes started, and how many messages are pending, each counted once.
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
@@ -136,7 +135,7 @@ class Details:
     def _report(self, answer: pb.DescribeClusterResponse, status: ServerStatus) -> pb.MemberReport:
         heartbeat = status.heartbeat
         report = pb.MemberReport(
-            version=version("delaywheel"),
+            version=answer.version,
             now_ms=wall_ms(),
             server_started_ms=self._own_report.started_ms,
             in_sync_changes=self._own_report.pulse.in_sync_changes,
