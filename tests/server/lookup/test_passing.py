@@ -32,7 +32,7 @@ from delaywheel_replica.server.changing.passed_on import (
 )
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.node.calls_to_nodes import PASSED, CallsToNodes, Silent
+from delaywheel_replica.server.node.calls_to_nodes import PASSED, CallsToNodes, OtherNode, Silent
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, abort
 from support.core.values import heartbeat
@@ -58,6 +58,7 @@ class LeadersNode(rpc.DelayWheelServicer):
         asked: which messages each call named.
         undecided: those that are not decided yet.
         goes_on: cancels wait for it.
+        describes_to: the connections on which it was asked to describe itself.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class LeadersNode(rpc.DelayWheelServicer):
         self.delay_s = 0.0
         self.asked: list[list[str]] = []
         self.undecided: set[str] = set()
+        self.describes_to: list[str] = []
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 
@@ -126,6 +128,7 @@ class LeadersNode(rpc.DelayWheelServicer):
     ) -> pb.DescribeClusterResponse:
         """See the protocol."""
         del request
+        self.describes_to.append(context.peer())
         await asyncio.sleep(self.delay_s)
         if isinstance(self.answer, Refusal):
             await abort(context, self.answer)
@@ -541,6 +544,7 @@ async def test_a_channel_that_was_replaced_is_closed(
     await other_nodes.close()
 
 
+_NONE = grpc.aio.Metadata()
 SECRETIVE = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", call_secret=b"secret")
 
 
@@ -601,7 +605,7 @@ async def test_nobody_is_waited_for_longer_than_that(leader: tuple[LeadersNode, 
 
 
 async def test_who_came_back_is_found_at_once() -> None:
-    """Nothing is remembered of a time without nodes."""
+    """Nothing is remembered of a time without nodes, and of one that answers its connection."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{place.getsockname()[1]}"
@@ -618,11 +622,37 @@ async def test_who_came_back_is_found_at_once() -> None:
         )
         return answers["n2"]
 
-    assert isinstance(await ask(), Silent)
-    server = grpc.aio.server()
-    rpc.add_DelayWheelServicer_to_server(LeadersNode(), server)  # type: ignore[abstract]
-    server.add_insecure_port(address)
-    await server.start()
-    assert await ask() == pb.DescribeClusterResponse(node="n2")
+    for _ in range(2):
+        assert isinstance(await ask(), Silent)
+        node = LeadersNode()  # type: ignore[abstract]
+        server = grpc.aio.server()
+        rpc.add_DelayWheelServicer_to_server(node, server)
+        server.add_insecure_port(address)
+        await server.start()
+        answer = pb.DescribeClusterResponse(node="n2")
+        assert [await ask(), await ask(), await ask()] == [answer] * 3
+        assert len(node.describes_to) == 3
+        assert len(set(node.describes_to)) == 1
+        assert [*await asyncio.gather(ask(), ask())] == [answer] * 2
+        assert len(set(node.describes_to)) == 2
+        await server.stop(0)
     await other_nodes.close()
-    await server.stop(0)
+
+
+async def test_a_node_that_was_restarted_is_asked_again_on_a_new_connection(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    _, address = leader
+    other_nodes = CallsToNodes(node_view(view_of(None).status, peers=lambda: {"n2": peer(address)}))
+    calls = list[str]()
+
+    async def ends_once(there: OtherNode) -> str:
+        calls.append(there.metadata[0][1])
+        if len(calls) == 2:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, _NONE, _NONE)
+        return "answer"
+
+    for number in (1, 3):
+        assert await other_nodes.ask_all(ends_once, within_s=30) == {"n2": "answer"}
+        assert len(calls) == number
+    await other_nodes.close()

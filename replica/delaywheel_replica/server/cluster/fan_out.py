@@ -22,7 +22,7 @@ _SHARE: Final = 0.7
 # caller that asks without end takes at most a tenth of the node's time with them.
 _DETAILS_AGE_S: Final = 0.25
 _DETAILS_PAUSE_FACTOR: Final = 10
-# How many callers at once may have all other nodes asked; each takes a connection to each.
+# How many callers at once may have all other nodes asked.
 _ASKS: Final = 4
 
 

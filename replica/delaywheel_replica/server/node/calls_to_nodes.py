@@ -7,7 +7,10 @@ it carries a secret of the node that it goes to, which that one's process made a
 alone, in the hello and the welcome of their connections.
 
 Questions that each node answers best for itself are sent to all at once; a node that does not
-answer in time is named with the reason, and is not waited for any longer.
+answer in time is named with the reason, and is not waited for any longer. Each question has a
+connection for itself, one that answered the last or a new one: to connect costs both nodes more
+than most questions do. What failed on one that may be of a process that has ended is asked again on
+a new one, which finds a node that came back at once.
 """
 
 import asyncio
@@ -58,8 +61,7 @@ WAIT_S: Final = 10.0
 """How long a change is waited for at most, on the leader's node and by one that passes it on."""
 # Optional answers are not waited for any longer than this.
 _ASKED_BY_THE_WAY_S: Final = 1.0
-# How many callers at once may have all other nodes asked for a message; each takes a connection to
-# each.
+# How many callers at once may have all other nodes asked for a message.
 _ASKS: Final = 4
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -130,6 +132,7 @@ class CallsToNodes:
         self._view = view
         self._certificates = certificates
         self._channels: dict[tuple[str, object], _Kept] = {}
+        self._answered: dict[tuple[str, object], grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._asks = asyncio.Semaphore(_ASKS)
 
@@ -137,8 +140,9 @@ class CallsToNodes:
         """Closes the connections."""
         for closing in self._closing:
             closing.cancel()
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(kept.channel.close() for kept in channels.values()))
+        channels = [*(kept.channel for kept in self._channels.values()), *self._answered.values()]
+        self._channels, self._answered = {}, {}
+        await asyncio.gather(*(channel.close() for channel in channels))
 
     def leader_address(self) -> str | None:
         """Returns the address of the leader's node, if it is another one and is heard."""
@@ -312,13 +316,33 @@ class CallsToNodes:
         if peer.client_address is None:
             return Silent("it was never reached, so its address for callers is not known")
         address = peer.client_address
-        # A connection of its own: a kept one waits after a failure, and for a while does not find a
-        # node that came back.
-        async with self._open(address, _FRESH, speaks_tls=peer.client_tls) as channel:
+        key = address, self._current_certificates() if peer.client_tls else None
+        channel = self._answered.pop(key, None)
+        while True:
+            is_new = channel is None
+            channel = channel or self._open(address, _FRESH, speaks_tls=peer.client_tls)
+            there = OtherNode.on(channel, _metadata_for(peer), within_s)
             try:
-                return await call(OtherNode.on(channel, _metadata_for(peer), within_s))
+                answer = await call(there)
             except grpc.aio.AioRpcError as error:
-                return Silent(_why(error, address, within_s))
+                await channel.close()
+                if is_new or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    return Silent(_why(error, address, within_s))
+                channel = None
+            except BaseException:
+                await channel.close()
+                raise
+            else:
+                await self._keep(key, channel)
+                return answer
+
+    async def _keep(self, key: tuple[str, object], channel: grpc.aio.Channel) -> None:
+        """Keeps a connection for the next question, and closes those that none will use again."""
+        used = {each.client_address for each in self._view.peers().values()} - {key[0]}
+        unused = [each for each in self._answered if each[0] not in used]
+        closed = [self._answered.pop(each) for each in unused]
+        self._answered[key] = channel
+        await asyncio.gather(*(each.close() for each in closed))
 
     def _node(self, address: str) -> OtherNode:
         """Returns the node at an address, on a new channel once the credentials have changed."""
