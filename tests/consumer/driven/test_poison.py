@@ -190,6 +190,58 @@ def test_whoever_gets_a_lost_partition_back_suspects_others_alone(
     )
 
 
+@pytest.mark.parametrize("is_revoked", [False, True])
+def test_whoever_loses_it_again_before_a_record_comes_has_not_died(*, is_revoked: bool) -> None:
+    """As while the members of a group come back one after another."""
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, b"a", b"b", b"c")
+    only = Partition(kafka.source, 0)
+    consumer, other = start(kafka), DrivenConsumer(kafka)
+    consumer.run_once()
+    assert len(consumer.take(9)) == 3
+    kafka.rebalance({consumer.broker: [only], other.broker: []}, lost=[consumer.broker])
+    consumer.broker._call_back()
+    if is_revoked:
+        kafka.rebalance({consumer.broker: [], other.broker: [only]})
+    else:
+        kafka.rebalance({consumer.broker: [only]}, lost=[consumer.broker])
+        consumer.run_often()
+    other.run_often()
+    assert len(consumer.take(9)) + len(other.take(9)) == 3
+
+
+def test_whoever_read_on_from_elsewhere_knows_no_note_of_its_own() -> None:
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, b"a", b"b", b"c")
+    only = Partition(kafka.source, 0)
+    consumer, other = start(kafka), DrivenConsumer(kafka)
+    consumer.run_once()
+    assert len(consumer.take(9)) == 3
+    consumer.engine._seeks.append((only, 0))
+    consumer.run_often()
+    kafka.rebalance({consumer.broker: [], other.broker: [only]}, lost=[consumer.broker])
+    consumer.run_once()
+    other.run_often()
+    assert other.take(9)
+    kafka.rebalance({consumer.broker: [only]}, lost=[consumer.broker])
+    consumer.run_often()
+    assert len(consumer.take(9)) == 1, "the other has died with records in hand"
+
+
+def test_a_record_that_ends_the_session_each_time_is_dead_at_last() -> None:
+    """As one whose handler lets no other thread run."""
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, b"poison", b"b", b"c")
+    consumer = start(kafka, max_deliveries=3)
+    for _ in range(9):
+        consumer.run_often()
+        if letters(kafka):
+            break
+        assert consumer.take(9)[0].value == b"poison"
+        kafka.rebalance({consumer.broker: [Partition(kafka.source, 0)]}, lost=[consumer.broker])
+    assert [letter.value for letter in letters(kafka)] == [b"poison"]
+
+
 def test_nothing_is_counted_if_that_is_not_wanted() -> None:
     kafka = FakeKafka(partitions=1)
     put(kafka, 0, b"poison")

@@ -93,7 +93,11 @@ def test_a_client_that_forgot_its_id_is_followed_by_another_each_time(
         (fetched,) = broker.fetch(10, 0.0)
         assert fetched.offsets == [5], "what was told before is not lost"
         assert clients.did == ANEW
+        assert broker.fetch(10, 0.0) == []
+        assert clients.did == ANEW
         clients.did.clear()
+    clients.assign_as("pod-0-c")
+    assert_taken(broker, clients)
 
 
 def test_who_is_fenced_under_the_id_of_its_assignment_gives_way(

@@ -27,7 +27,7 @@ dead, POISON |
 | suspect | the record has an outcome | suspect, at the next record; free from `suspect_until` on |
 | suspect | it is given up in good order | suspect, with one delivery less |
 | begun, suspect | it is lost, and assigned to the same process again, with its own note | as if \
-given up in good order: nobody died |
+given up in good order: nobody died; at an offset once, as it may be a record that ends sessions |
 | suspect | the process dies | suspect, with what is noted |
 
 Who dies with suspects of several partitions in hand blames all of them, so none is condemned for
@@ -102,6 +102,7 @@ class Deliveries:
         self._most = most
         self._watched: dict[Partition, _Watched] = {}
         self._left: dict[Partition, _Watched] = {}
+        self._forgiven: dict[Partition, int] = {}
 
     @property
     def is_watching(self) -> bool:
@@ -137,9 +138,12 @@ class Deliveries:
             if passed is None or passed.offset != position:
                 passed = Passed(position or 0)
             offset = passed.offset
-            left = self._left.pop(at, None)
-            if left is not None and left.note == (offset, passed.deliveries, passed.suspect_until):
+            left = self._left.get(at)
+            note = DeliveryMark(offset, passed.deliveries, passed.suspect_until)
+            if left is not None and left.note == note and self._forgiven.get(at) != offset:
                 passed = passed._replace(deliveries=min(left.before, left.deliveries))
+            else:
+                self._left.pop(at, None)
             if passed.suspect_until > offset:
                 noted = passed.deliveries
                 self._watched[at] = _Watched(offset, noted, passed.suspect_until, before=noted)
@@ -211,6 +215,8 @@ class Deliveries:
     def marked(self, marks: Mapping[Partition, DeliveryMark]) -> None:
         """Takes in what was noted; suspects may be handed out then."""
         for at, mark in marks.items():
+            if (left := self._left.pop(at, None)) is not None:
+                self._forgiven[at] = left.offset
             one = self._watched.get(at)
             if one is None:
                 continue
@@ -237,6 +243,7 @@ class Deliveries:
             one = self._watched.get(at)
             if one is None or offset <= one.offset:
                 continue
+            self._left.pop(at, None)
             one.is_in_hand = False
             if offset >= one.until:
                 del self._watched[at]
@@ -253,7 +260,7 @@ class Deliveries:
         return {
             at: DeliveryMark(one.offset, one.before, one.until)
             for at in partitions
-            for one in (self._watched.get(at),)
+            for one in (self._left.get(at, self._watched.get(at)),)
             if one is not None and one.deliveries != one.before
         }
 
@@ -261,7 +268,7 @@ class Deliveries:
         """Forgets partitions, but for what was noted of them."""
         for at in partitions:
             if at in self._watched:
-                self._left[at] = self._watched.pop(at)
+                self._left.setdefault(at, self._watched.pop(at))
 
     def _release(self, at: Partition) -> None:
         message = self._book.first_kept(at)

@@ -30,7 +30,7 @@ class InstanceFences:
 
     def assigned(self, member: str) -> None:
         """Notes the member id under which partitions are assigned."""
-        self._assigned_as, self._is_anew = member, False
+        self._assigned_as, self._is_anew = member or None, False
 
     def should_join_anew(self, member: str) -> bool:
         """Whether a new client joins for a fenced one with this id; else the instance is taken."""

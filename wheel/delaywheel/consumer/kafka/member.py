@@ -430,7 +430,8 @@ class KafkaBroker:
 
     def membership(self) -> bytes | None:
         answer = cast("bytes | None", self._joined.consumer_group_metadata())
-        if answer is None or len(answer) < _METADATA.size:
+        # Who has forgotten its id (fencing.py) still has a generation: Kafka would fence it.
+        if answer is None or len(answer) < _METADATA.size or not self._member_id:
             return None
         magic, generation = _METADATA.unpack_from(answer)
         return None if magic != _METADATA_MAGIC or generation < 0 else answer
