@@ -14,6 +14,7 @@ import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.cli.doing import many
+from delaywheel_replica.cli.doing.many import UNCHECKED
 from support.clients.command import Command
 from support.clients.fake_service import refuse_rows
 from support.clients.scripted_node import ScriptedNode
@@ -59,7 +60,10 @@ def test_each_line_is_a_message(command: Command, node: ScriptedNode, tmp_path: 
     ]
     file = written(tmp_path, "\n".join(map(json.dumps, described)))
     ended = command("produce", "orders", "--jsonl", file, "--delay", "1h", "--ndjson")
-    assert ended.code == 0
+    assert (ended.code, ended.err.splitlines()) == (
+        0,
+        [f"line 1: {UNCHECKED}", "4 messages accepted"],
+    )
     rows = [row for request in node.sent for row in request]
     assert [row.topic for row in rows] == ["orders", "others", "orders", "orders"]
     assert [row.value for row in rows] == ["hé".encode(), b"\xff\x00", None, None]

@@ -43,6 +43,11 @@ Raises:
     ValueError, TypeError, ArgumentTypeError, DelaywheelError: it is none.
 """
 
+UNCHECKED: Final = (
+    "it is not known whether this id and due were used before; delaywheel get shows it"
+)
+"""What is said of a message that was accepted without a look for earlier ones."""
+
 _WORST_FIRST: Final = (ExitCode.UNKNOWN_OUTCOME, ExitCode.UNAVAILABLE, ExitCode.REFUSED)
 
 
@@ -55,6 +60,14 @@ class _Sent:
     handle: Handle | None
     failure: CommandFailure | None
     id_checked: bool = False
+
+    @property
+    def said(self) -> str:
+        """Returns what is said of it on standard error, if anything."""
+        if self.failure is not None:
+            return str(self.failure)
+        is_own_id = self.message is not None and self.message.has_own_id
+        return UNCHECKED if is_own_id and not self.id_checked else ""
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -92,9 +105,9 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
         sent = _send(client, first, lines, make)
         is_read = is_read and _print(sent, as_ndjson=as_ndjson)
         codes.update(one.failure.exit_code for one in sent if one.failure is not None)
-        for why, failed in groupby(sent, lambda one: one.failure and str(one.failure)):
-            if why is not None:
-                note(f"{_lines_of(list(failed))}: {why}")
+        for said, lines_in_a_row in groupby(sent, lambda one: one.said):
+            if said:
+                note(f"{_lines_of(list(lines_in_a_row))}: {said}")
         accepted += sum(one.handle is not None for one in sent)
         if sent and not any(one.handle for one in sent) and ExitCode.UNAVAILABLE in codes:
             raise _failed(accepted, codes, f"; stopped behind line {first + len(lines) - 1:,}")
@@ -104,9 +117,9 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
     note(f"{counted(accepted, 'message')} accepted{unread}")
 
 
-def _lines_of(failed: Sequence[_Sent]) -> str:
+def _lines_of(sent: Sequence[_Sent]) -> str:
     """Returns what lines in a row are called."""
-    first, last = failed[0].line, failed[-1].line
+    first, last = sent[0].line, sent[-1].line
     return f"line {first}" if first == last else f"lines {first} to {last}"
 
 

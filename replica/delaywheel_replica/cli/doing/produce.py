@@ -11,7 +11,13 @@ from typing import Any
 
 from delaywheel import Client, Message, Reason, RefusedError, Result
 from delaywheel_replica.cli import seen_names
-from delaywheel_replica.cli.doing.many import message_of_json, opened, send, value_of_line
+from delaywheel_replica.cli.doing.many import (
+    UNCHECKED,
+    message_of_json,
+    opened,
+    send,
+    value_of_line,
+)
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
@@ -94,7 +100,7 @@ def produce(  # noqa: PLR0913 - as many as the command has
     say(str(result.handle))
     note(f"due {iso(due_ms)}")
     if message.has_own_id and not result.id_checked:
-        note("it is not known whether this id and due were used before; delaywheel get shows it")
+        note(UNCHECKED)
 
 
 def _check_many(
