@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.patterns import Pattern
 
 _KNOWN_AT_MOST: Final = 8_192
@@ -110,3 +111,10 @@ class _All(Rights):
 
 EVERYTHING: Final[Rights] = _All([Granted(frozenset(Right), (Pattern("*"),))])
 NOTHING: Final = Rights([])
+
+
+def withhold_names(answer: pb.DescribeClusterResponse) -> None:
+    """Leaves out of a description which other callers there are: for who may not operate."""
+    for member in answer.members:
+        if member.HasField("report"):  # to clear a field of none would make one
+            member.report.ClearField("quota_refusals")

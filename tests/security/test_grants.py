@@ -24,8 +24,8 @@ from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.link import TopicInfo
+from delaywheel_replica.rights import withhold_names
 from delaywheel_replica.server.access.needs import NEEDS
-from delaywheel_replica.server.access.showing import withhold_names
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
 from support.server.fake_cleaner import FakeCleaner

@@ -12,14 +12,13 @@ from google.protobuf.message import Message
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.rights import Right
+from delaywheel_replica.rights import Right, withhold_names
 from delaywheel_replica.server.access.callers import CallContext
 from delaywheel_replica.server.access.showing import (
     add_quotas,
     refuse_details,
     searchable,
     shown_to,
-    withhold_names,
 )
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.half_commits import HalfCommits

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.judging.verdict import verdict
-from delaywheel_replica.rights import Right
+from delaywheel_replica.rights import Right, withhold_names
 from delaywheel_replica.web.calls import METHODS, as_json
 from delaywheel_replica.web.guard import viewer_of
 from delaywheel_replica.web.nodes import NodeCalls, Viewer
@@ -176,9 +176,7 @@ class Live:
             viewer, _DESCRIBE, pb.DescribeClusterRequest(all_members=True)
         )
         assert isinstance(answer, pb.DescribeClusterResponse)
-        for member in answer.members:  # the asked viewer may see it, others perhaps not
-            if member.HasField("report"):  # to clear a field of none would make one
-                member.report.ClearField("quota_refusals")
+        withhold_names(answer)  # the asked viewer may see them, others perhaps not
         self._clock_ahead_ms = answer.now_ms - _wall_ms()
         self._span_s = answer.limits.span_seconds or self._span_s
         self._answered_ms = _wall_ms()

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -523,8 +524,8 @@ async def test_a_channel_that_was_replaced_is_closed(
     """Once its calls have ended; so there is one for each node, however often files are renewed."""
     node, address = leader
     other_nodes = CallsToNodes(view_of(address))
-    shown: list[object] = [None]
-    monkeypatch.setattr(other_nodes, "_current_certificates", lambda: shown[0])
+    shown = SimpleNamespace(current=None)
+    monkeypatch.setattr(other_nodes, "_certificates", shown)
     monkeypatch.setattr(other_nodes, "_open", lambda at, *_, **__: grpc.aio.insecure_channel(at))
     view_peers = {"n2": replace(SECRETIVE, client_address=address, client_tls=True)}
     monkeypatch.setattr(
@@ -533,7 +534,7 @@ async def test_a_channel_that_was_replaced_is_closed(
     node.goes_on.clear()
     slow = asyncio.create_task(other_nodes.cancel(address, REQUEST.messages, 20))
     await until(lambda: len(node.asked) == 1)
-    for shown[0] in range(3):
+    for shown.current in range(3):
         with pytest.raises(RequestRefusedError):
             await other_nodes.cancel(address, REQUEST.messages, 0.05)
     assert len(other_nodes._channels) == 1

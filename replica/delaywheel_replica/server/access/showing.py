@@ -97,13 +97,6 @@ def _given(quota: Quota | TopicQuota) -> dict[str, int]:
     return {name: number for name, number in quota._asdict().items() if number is not None}
 
 
-def withhold_names(answer: pb.DescribeClusterResponse) -> None:
-    """Leaves out which other callers there are."""
-    for member in answer.members:
-        if member.HasField("report"):  # to clear a field of none would make one
-            member.report.ClearField("quota_refusals")
-
-
 def refuse_details(caller: Caller, what: Sequence[Right]) -> None:
     """Refuses what a caller with none of these rights is not told.
 

@@ -27,7 +27,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.certificates import Certificates, NodeCertificates
+from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard, leader_heard
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RequestRefusedError
 
@@ -316,25 +316,27 @@ class CallsToNodes:
         if peer.client_address is None:
             return Silent("it was never reached, so its address for callers is not known")
         address = peer.client_address
-        key = address, self._current_certificates() if peer.client_tls else None
-        channel = self._answered.pop(key, None)
-        while True:
-            is_new = channel is None
-            channel = channel or self._open(address, _FRESH, speaks_tls=peer.client_tls)
-            there = OtherNode.on(channel, _metadata_for(peer), within_s)
+        key = self._key(address, speaks_tls=peer.client_tls)
+
+        async def asked_on(channel: grpc.aio.Channel) -> _Answer:
             try:
-                answer = await call(there)
-            except grpc.aio.AioRpcError as error:
-                await channel.close()
-                if is_new or error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    return Silent(_why(error, address, within_s))
-                channel = None
+                answer = await call(OtherNode.on(channel, _metadata_for(peer), within_s))
             except BaseException:
                 await channel.close()
                 raise
-            else:
-                await self._keep(key, channel)
-                return answer
+            await self._keep(key, channel)
+            return answer
+
+        try:
+            if (kept := self._answered.pop(key, None)) is not None:
+                try:
+                    return await asked_on(kept)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+            return await asked_on(self._open(address, _FRESH, speaks_tls=peer.client_tls))
+        except grpc.aio.AioRpcError as error:
+            return Silent(_why(error, address, within_s))
 
     async def _keep(self, key: tuple[str, object], channel: grpc.aio.Channel) -> None:
         """Keeps a connection for the next question, and closes those that none will use again."""
@@ -348,7 +350,7 @@ class CallsToNodes:
         """Returns the node at an address, on a new channel once the credentials have changed."""
         peers = [each for each in self._view.peers().values() if each.client_address == address]
         speaks_tls = any(each.client_tls for each in peers)
-        key = address, self._current_certificates() if speaks_tls else None
+        key = self._key(address, speaks_tls=speaks_tls)
         if key not in self._channels:
             self._retire(address)
             channel = self._open(address, _OPTIONS, speaks_tls=speaks_tls)
@@ -363,8 +365,10 @@ class CallsToNodes:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    def _current_certificates(self) -> Certificates | None:
-        return None if self._certificates is None else self._certificates.current
+    def _key(self, address: str, *, speaks_tls: bool) -> tuple[str, object]:
+        """Returns what a channel is known by: what it reaches, with which credentials."""
+        shown = self._certificates if speaks_tls else None
+        return address, None if shown is None else shown.current
 
     def _open(
         self, address: str, options: Sequence[tuple[str, int]], *, speaks_tls: bool
