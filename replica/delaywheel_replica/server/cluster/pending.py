@@ -7,12 +7,9 @@ all of it where that takes less than 3 ms, for a span of some hours.
 """
 
 import time
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from delaywheel.storage.writing.dial import DialView
+from delaywheel.storage.writing.dial import DialView, uncancelled
 
 _NEAR_S: Final = 3_600
 _PAUSE_FACTOR: Final = 300
@@ -37,7 +34,8 @@ class PendingCount:
         if now_slot not in self._counted or done_slot > self._far_from:
             self._read_far(now_slot, done_slot)
         near = self._dial.rows(done_slot, self._far_from)
-        return self._far[0] + _left(near), self._far[1] + int(near["length_bytes"].sum())
+        messages, length_bytes = int(uncancelled(near).sum()), int(near["length_bytes"].sum())
+        return self._far[0] + messages, self._far[1] + length_bytes
 
     def _read_far(self, now_slot: int, done_slot: int) -> None:
         began_s, self._far_from = time.thread_time(), max(now_slot + _NEAR_S, done_slot)
@@ -45,9 +43,3 @@ class PendingCount:
         self._far = sum(row.messages for row in rows), sum(row.length_bytes for row in rows)
         took_s = time.thread_time() - began_s
         self._counted = range(now_slot, now_slot + int(took_s * _PAUSE_FACTOR))
-
-
-def _left(rows: NDArray[Any]) -> int:
-    """Returns the messages of rows that are not cancelled."""
-    left = rows["messages"].astype(np.int64) - rows["cancels"].astype(np.int64)
-    return int(np.maximum(left, 0).sum())

@@ -266,14 +266,18 @@ class DialView:
             wanted = np.flatnonzero(slots >= max(done_slot, 1))
             places = np.searchsorted(ends, slots[wanted] - now_slot, side="right")
             found = piece[wanted]
-            left = found["messages"].astype(np.int64) - found["cancels"].astype(np.int64)
-            left = np.maximum(left, 0)
-            for row, counts in enumerate((left, found["length_bytes"])):
+            for row, counts in enumerate((uncancelled(found), found["length_bytes"])):
                 sums[row] += np.bincount(places, counts, len(HORIZONS))
         return tuple(
             Pending(name, int(messages), int(length_bytes))
             for (name, _), messages, length_bytes in zip(HORIZONS, *sums, strict=True)
         )
+
+
+def uncancelled(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns of each row how many messages are not cancelled; see `DialView.pending`."""
+    left = rows["messages"].astype(np.int64) - rows["cancels"].astype(np.int64)
+    return np.maximum(left, 0)
 
 
 def _summed(rows: NDArray[Any], bucket_s: int) -> NDArray[Any]:
