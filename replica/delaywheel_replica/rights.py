@@ -15,10 +15,12 @@ A decision is a look-up by right and topic: the patterns of all grants are tried
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.patterns import Pattern
+
+if TYPE_CHECKING:  # the settings are read by who must not wait for protobuf
+    from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 _KNOWN_AT_MOST: Final = 8_192
 """Decisions kept for those with the same grants: callers name topics as they like."""
@@ -113,7 +115,7 @@ EVERYTHING: Final[Rights] = _All([Granted(frozenset(Right), (Pattern("*"),))])
 NOTHING: Final = Rights([])
 
 
-def withhold_names(answer: pb.DescribeClusterResponse) -> None:
+def withhold_names(answer: "pb.DescribeClusterResponse") -> None:
     """Leaves out of a description which other callers there are: for who may not operate."""
     for member in answer.members:
         if member.HasField("report"):  # to clear a field of none would make one
