@@ -277,7 +277,7 @@ def median_per_s(committed_ms: Sequence[float], seconds: float) -> float:
 
 def _said(programs: list[_Program]) -> dict[str, int]:
     """Counts what programs printed; log lines of libraries have a time, and are no outcomes."""
-    words = ("COMMITTED", "LEFT_TO_CHECK", "ROLLED_BACK", "None", "rolled back")
+    words = ("COMMITTED", "LEFT_TO_CHECK", "ROLLED_BACK", "None", "rolled back", "given up")
     kinds = (*words, "raised ", "check ")
     lines = [line for one in programs for line in one.log.read_text(errors="replace").splitlines()]
     return dict(Counter(line for line in lines if line.startswith(kinds)))
