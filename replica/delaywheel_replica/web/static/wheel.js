@@ -8,7 +8,7 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function wheel(state) {
   const parts = Object.fromEntries(DRAWN.map(([name, title]) => {
-    const canvas = h("canvas", { width: 400, height: 320, role: "img" });
+    const canvas = h("canvas", { width: 400, height: 320, role: "img", "aria-label": "not told yet" });
     const listed = h("div", {});
     const heading = h("h2", {}, title);
     const element = h("section", {}, heading, canvas, h("details", {}, h("summary", {}, "Table"), listed));
