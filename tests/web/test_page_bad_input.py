@@ -41,6 +41,8 @@ async def test_a_node_of_an_earlier_release_tells_less_and_nothing_of_it_is_0(
 ) -> None:
     described = describe_cluster()
     described.ClearField("lateness_ms")
+    report = pb.MemberReport(version="0.0.9", now_ms=described.now_ms, role="standby")
+    described.members.add(node="n2", reachable=True, report=report)
     node.describe = answer(described)
     node.list_slots = answer(
         pb.ListSlotsResponse(node="n1", slots=[pb.SlotRow(slot=1, messages=7)])
@@ -48,8 +50,12 @@ async def test_a_node_of_an_earlier_release_tells_less_and_nothing_of_it_is_0(
     await tab.sees("not told: nodes of an earlier release")
     row = tab.page.get_by_role("row", name="n1").first
     assert (await row.inner_text()).count("not told") >= 4
-    facts = await tab.page.locator("dl").first.inner_text()
-    assert facts.count("not told") == 2, "lateness, and what is pending"
+    row = tab.page.get_by_role("row", name="n2").first
+    assert (await row.inner_text()).count("not told") == 1, "how much of its disk is free"
+    facts = tab.page.locator("dl")
+    assert (await facts.first.inner_text()).count("not told") == 2, "lateness, and what is pending"
+    assert (await facts.last.inner_text()).count("not told") == 2, "halves asked about, and answers"
+    await tab.sees("whether letters wait: not told, no node leads")
     await tab.go("wheel")
     summaries = tab.page.locator("summary")
     for number in range(3):

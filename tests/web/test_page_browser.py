@@ -112,6 +112,25 @@ async def test_who_operates_sees_whose_quota_was_too_small(node: ScriptedNode, t
     await tab.sees("1,234")
 
 
+async def test_disks_and_answers_about_halves_are_told(node: ScriptedNode, tab: Tab) -> None:
+    described = describe_cluster()
+    for name, answers in (("n1", 1_200), ("n2", 34)):
+        report = pb.MemberReport(
+            role="leading" if name == "n1" else "standby",
+            disk=pb.DiskSpace(free_bytes=69_960_000_000, reserve_bytes=512_000_000),
+            counts=pb.MemberCounts(halves=pb.HalfCounts(asked=2_000, rolled_back=answers)),
+        )
+        if name == "n2":
+            described.members.add(node=name, reachable=True)
+        described.members[-1].report.CopyFrom(report)
+    node.describe = answer(described)
+    await tab.sees("70 GB, reserve 512 MB")
+    await tab.sees("4,000")
+    await tab.sees("committed 0, rolled back 1,234, undecided 0")
+    await tab.sees("2 of 2 nodes, for all groups")
+    await tab.sees("no letter waits")
+
+
 async def test_halves_are_left_to_their_senders(node: ScriptedNode, tab: Tab) -> None:
     found = pb.GetMessageResponse(message=pending(state=pb.MESSAGE_STATE_HELD))
     node.script.append(answer(found))
@@ -251,6 +270,7 @@ def _growing(lateness_ms: int = 0) -> Any:
             refused_messages=[pb.ReasonCount(reason="QUOTA_EXCEEDED", messages=number // 9)],
             dead_letters=[pb.ReasonCount(reason="EXPIRED", messages=number // 50)],
             lateness=late,
+            halves=pb.HalfCounts(asked=7, committed=3, rolled_back=1),
         )
         halves = [pb.UnansweredHalves(group="billing", letters=3, oldest_ms=now_ms - 60_000)]
         described.members[0].report.CopyFrom(
@@ -262,6 +282,7 @@ def _growing(lateness_ms: int = 0) -> Any:
                 cleaner_started_ms=1,
                 counts=counts,
                 unanswered_halves=halves,
+                disk=pb.DiskSpace(free_bytes=69_960_000_000, reserve_bytes=512_000_000),
             )
         )
         described.wheels[0].replicas.add(node="n1", state=pb.REPLICA_STATE_IN_SYNC)

@@ -1846,6 +1846,7 @@ class MemberReport(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     MEMORY_KILL_FIELD_NUMBER: _builtins.int
     QUOTA_REFUSALS_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1964,6 +1965,10 @@ class MemberReport(_message.Message):
         at most 20, those with the most first. Only told to callers with the right 'operate'.
         """
 
+    @_builtins.property
+    def disk(self) -> Global___DiskSpace:
+        """The disk of its data folder; absent: of an earlier release, or the disk does not say."""
+
     def __init__(
         self,
         *,
@@ -2004,10 +2009,11 @@ class MemberReport(_message.Message):
         counts: Global___MemberCounts | None = ...,
         memory_kill: Global___MemoryKill | None = ...,
         quota_refusals: _abc.Iterable[Global___QuotaRefusals] | None = ...,
+        disk: Global___DiskSpace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "certificate_expires_ms", b"certificate_expires_ms", "cleaner_started_ms", b"cleaner_started_ms", "counts", b"counts", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "memory_kill", b"memory_kill", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "certificate_expires_ms", b"certificate_expires_ms", "cleaner_started_ms", b"cleaner_started_ms", "counts", b"counts", "disk", b"disk", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "memory_kill", b"memory_kill", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_differs", b"access_differs", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "counts", b"counts", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "ledger", b"ledger", "memory_kill", b"memory_kill", "missing_frames", b"missing_frames", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "quota_refusals", b"quota_refusals", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unanswered_halves", b"unanswered_halves", "unavailable", b"unavailable", "unavailable_topics", b"unavailable_topics", "unchecked", b"unchecked", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_differs", b"access_differs", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "counts", b"counts", "dead_letters", b"dead_letters", "disk", b"disk", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "ledger", b"ledger", "memory_kill", b"memory_kill", "missing_frames", b"missing_frames", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "quota_refusals", b"quota_refusals", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unanswered_halves", b"unanswered_halves", "unavailable", b"unavailable", "unavailable_topics", b"unavailable_topics", "unchecked", b"unchecked", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__certificate_expires_ms: _TypeAlias = _typing.Literal["certificate_expires_ms"]  # noqa: Y015
     _WhichOneofArgType__certificate_expires_ms: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms"]  # noqa: Y015
@@ -2023,6 +2029,30 @@ class MemberReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ingress_lag) -> _WhichOneofReturnType__ingress_lag | None: ...
 
 Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
+
+@_typing.final
+class DiskSpace(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    RESERVE_BYTES_FIELD_NUMBER: _builtins.int
+    free_bytes: _builtins.int
+    """What the node may still use."""
+    reserve_bytes: _builtins.int
+    """With less free space it accepts no messages."""
+    def __init__(
+        self,
+        *,
+        free_bytes: _builtins.int = ...,
+        reserve_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "reserve_bytes", b"reserve_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiskSpace: _TypeAlias = DiskSpace  # noqa: Y015
 
 @_typing.final
 class QuotaRefusals(_message.Message):
@@ -2085,6 +2115,7 @@ class MemberCounts(_message.Message):
     FORWARDED_MESSAGES_FIELD_NUMBER: _builtins.int
     DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     LATENESS_FIELD_NUMBER: _builtins.int
+    HALVES_FIELD_NUMBER: _builtins.int
     accepted_messages: _builtins.int
     """Since server_started_ms: messages written into the node's own wheels, a retry counts again;
     those acknowledged to callers; cancels; messages refused, by reason.
@@ -2103,6 +2134,10 @@ class MemberCounts(_message.Message):
     def lateness(self) -> Global___LatenessHistogram:
         """Of the forwarded ones: from due to the answer to the commit. Absent: the cleaner was never heard."""
 
+    @_builtins.property
+    def halves(self) -> Global___HalfCounts:
+        """Absent: of an earlier release, or the cleaner was never heard."""
+
     def __init__(
         self,
         *,
@@ -2113,14 +2148,48 @@ class MemberCounts(_message.Message):
         forwarded_messages: _builtins.int = ...,
         dead_letters: _abc.Iterable[Global___ReasonCount] | None = ...,
         lateness: Global___LatenessHistogram | None = ...,
+        halves: Global___HalfCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lateness", b"lateness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["halves", b"halves", "lateness", b"lateness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_cancels", b"accepted_cancels", "accepted_messages", b"accepted_messages", "acknowledged_messages", b"acknowledged_messages", "dead_letters", b"dead_letters", "forwarded_messages", b"forwarded_messages", "lateness", b"lateness", "refused_messages", b"refused_messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_cancels", b"accepted_cancels", "accepted_messages", b"accepted_messages", "acknowledged_messages", b"acknowledged_messages", "dead_letters", b"dead_letters", "forwarded_messages", b"forwarded_messages", "halves", b"halves", "lateness", b"lateness", "refused_messages", b"refused_messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MemberCounts: _TypeAlias = MemberCounts  # noqa: Y015
+
+@_typing.final
+class HalfCounts(_message.Message):
+    """Of half messages, since cleaner_started_ms, while the node led."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKED_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    ROLLED_BACK_FIELD_NUMBER: _builtins.int
+    UNDECIDED_FIELD_NUMBER: _builtins.int
+    asked: _builtins.int
+    """Those that nobody committed in time: letters to their groups."""
+    committed: _builtins.int
+    """What groups have answered about them. An answer does not name its group."""
+    rolled_back: _builtins.int
+    undecided: _builtins.int
+    """Dead letters of the groups."""
+    def __init__(
+        self,
+        *,
+        asked: _builtins.int = ...,
+        committed: _builtins.int = ...,
+        rolled_back: _builtins.int = ...,
+        undecided: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "committed", b"committed", "rolled_back", b"rolled_back", "undecided", b"undecided"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HalfCounts: _TypeAlias = HalfCounts  # noqa: Y015
 
 @_typing.final
 class ReasonCount(_message.Message):

@@ -383,6 +383,7 @@ class Server:
             insecure=_insecure_ports(self._config),
             unchecked=self._config.unchecked,
             counts=self._counts,
+            disk_reserve_bytes=self._config.disk_reserve_bytes,
         )
         return FanOut(
             self._config,

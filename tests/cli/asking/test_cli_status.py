@@ -135,7 +135,9 @@ def three_nodes() -> pb.DescribeClusterResponse:
                 refused_messages=[pb.ReasonCount(reason="SLOT_FULL", messages=2)],
                 forwarded_messages=7,
                 lateness=pb.LatenessHistogram(bounds_us=[5_000], counts=[6, 1], sum_us=17_000),
+                halves=pb.HalfCounts(asked=4, rolled_back=1),
             ),
+            disk=pb.DiskSpace(free_bytes=70, reserve_bytes=7),
             in_sync_changes=1_234,
             ledger=pb.LedgerReport(
                 place="s3://books/n1",
@@ -250,9 +252,11 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
             "forwarded_messages": 7,
             "dead_letters": {},
             "lateness": {"bounds_us": [5_000], "counts": [6, 1], "sum_us": 17_000},
+            "halves": {"asked": 4, "committed": 0, "rolled_back": 1, "undecided": 0},
         },
         "memory_kill": {"process": "cleaner", "at_ms": DUE_MS - 120_000},
         "quota_refusals": {"token:a": 7},
+        "disk": {"free_bytes": 70, "reserve_bytes": 7},
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)

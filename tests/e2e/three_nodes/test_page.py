@@ -14,7 +14,9 @@ import pytest
 
 from delaywheel import Client, MessageState
 from local.loopback.beside import PageProcess
+from local.loopback.kafka import KafkaBroker
 from local.viewing.viewers import look
+from support.kafka.read_committed import CommittedReader, set_topic
 from support.services.trio import Trio
 
 CHROMIUM = shutil.which("chromium")
@@ -50,21 +52,38 @@ def tab(trio: Trio, tmp_path: Path) -> Iterator[Any]:
         assert complaints == []
 
 
-def _drops_a_letter(trio: Trio, topic: str, tab: Any) -> None:
+def _replays_letters_and_drops_one(trio: Trio, kafka: str, topic: str, tab: Any) -> None:
+    """Of two letters the topic takes one by now."""
     base = tab.url.partition("#")[0]
 
     def listed() -> bool:
         tab.goto(f"{base}#dead?topic={topic}&{uuid.uuid4().hex}=")  # looks anew
         tab.get_by_text(re.compile(r"Waiting in|not known")).wait_for()
-        return bool(tab.get_by_text(": 1 letter").count())
+        return bool(tab.get_by_text(": 2 letters").count())
 
-    trio.wait("the letter is listed", listed)
-    tab.locator("a[href^='#letter?place=']").click()
-    tab.get_by_text("ahead").first.wait_for()
+    trio.wait("the letters are listed", listed)
+    places = {*tab.locator("a[href^='#letter?place=']").all_inner_texts()}
+    set_topic(kafka, topic, "message.timestamp.after.max.ms", str(7 * 86_400_000))
+    tab.get_by_role("button", name="Replay: count first").click()
+    tab.get_by_text("Each is sent to the topic where it was to go, at once.").wait_for()
+    yes = tab.get_by_role("button", name="Do it")
+    assert yes.is_disabled(), "the count has to be typed"
+    tab.locator("#count").fill("2")
+    yes.click()
+    tab.get_by_text("1 letter sent again").wait_for()
+    refused = tab.get_by_role("row").filter(has_text="INVALID_TIMESTAMP").last
+    place = refused.locator("td").first.inner_text()
+    (taken,) = places - {place}
+    tab.goto(f"{base}#letter?place={taken}")
+    tab.get_by_text("replayed at").wait_for()
+    with CommittedReader(kafka, topic) as reader:
+        assert b"3 days ahead" in [message.value() for message in reader.read_to_end()]
+    tab.goto(f"{base}#letter?place={place}")
     tab.get_by_role("button", name="Drop: count first").click()
     tab.get_by_role("button", name="Do it").click()
     tab.get_by_text("1 letter dropped").wait_for()
     tab.get_by_role("link", name="Acts").click()
+    tab.get_by_text("dead/replay").wait_for()
     tab.get_by_text("dead/drop").wait_for()
 
 
@@ -85,10 +104,14 @@ def _of_policy(text: str) -> list[str]:
     return [text] if "Content Security Policy" in text else []
 
 
-def test_one_looks_acts_and_sees_the_leader_die(trio: Trio, topic: str, tab: Any) -> None:
+def test_one_looks_acts_and_sees_the_leader_die(
+    kafka: KafkaBroker, trio: Trio, topic: str, tab: Any
+) -> None:
     with trio.client() as client:
         first, second = (client.produce(topic, b"%d" % n, key=b"42", delay="50s") for n in (1, 2))
         tab.locator("h1.ok").wait_for()
+        tab.get_by_role("cell", name=re.compile("B, reserve ")).nth(2).wait_for()
+        tab.get_by_text("3 of 3 nodes, for all groups").wait_for()
         tab.get_by_role("link", name="The wheel").click()
         tab.locator("canvas[aria-label^='2 messages pending']").first.wait_for()
         tab.locator("summary").first.click()
@@ -117,9 +140,10 @@ def test_one_looks_acts_and_sees_the_leader_die(trio: Trio, topic: str, tab: Any
         tab.get_by_role("button", name="Look for its way").click()
         tab.get_by_text("No index of traces was searched").wait_for()
         _cancels_many(client, topic, tab)
-        ahead = datetime.now(UTC) + timedelta(days=3)  # which Kafka takes from nobody
-        client.produce(topic, b"ahead", timestamp=ahead, delay="1s")
-    _drops_a_letter(trio, topic, tab)
+        for days in (3, 30):  # which Kafka takes from nobody
+            ahead = datetime.now(UTC) + timedelta(days=days)
+            client.produce(topic, b"%d days ahead" % days, timestamp=ahead, delay="1s")
+    _replays_letters_and_drops_one(trio, kafka.address, topic, tab)
     tab.get_by_role("link", name="Now").click()
     leader = trio.leader()
     trio.kill(leader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -72,6 +73,7 @@ def own_report(state: BooksState, undeletable: Undeletable | None = None) -> Own
         same_access=SameAccess(str, dict),
         waiting=lambda: {"cancel": (7, 1_500)},
         counts=NodeCounts(messages=9, refused=Counter({Reason.SLOT_FULL: 2, Reason.DRAINING: 0})),
+        disk_reserve_bytes=7,
     )
 
 
@@ -119,7 +121,14 @@ def test_what_its_processes_have_counted(data: Path) -> None:
         unreadable=FrameSet.of([(WheelId("a", 1), 3), (WheelId("a", 1), 4)]),
         ingress=IngressStatus(2, 17, cut_off=("in/1",), faults=("in2 is compacted",)),
         progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
-        counters={"elections": 1, "forwarded": 12},
+        counters={
+            "elections": 1,
+            "forwarded": 12,
+            "halves_asked": 6,
+            "halves_answered_committed": 3,
+            "halves_answered_rolled_back": 2,
+            "halves_answered_undecided": 1,
+        },
         dead_by_reason={"EXPIRED": 1},
         lateness=Histogram((5_000,), (3, 9), 17),
     )
@@ -130,6 +139,7 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     assert [(each.reason, each.messages) for each in counts.refused_messages] == [("SLOT_FULL", 2)]
     assert [(each.reason, each.messages) for each in counts.dead_letters] == [("EXPIRED", 1)]
     assert (list(counts.lateness.counts), counts.lateness.sum_us) == ([3, 9], 17)
+    assert counts.halves == pb.HalfCounts(asked=6, committed=3, rolled_back=2, undecided=1)
     assert (report.in_sync_changes, report.server_started_ms) == (4, 5)
     waiting = pb.WaitingCalls(call="cancel", count=7, longest_ms=1_500)
     assert list(report.waiting_calls) == [waiting]
@@ -191,10 +201,24 @@ def test_what_a_silent_cleaner_did_last_says_nothing_of_now(data: Path) -> None:
     report = described(data, None).members[0].report
     assert not report.HasField("cleaner_started_ms")
     assert report.pending_messages == 3, "nothing is known to be done"
+    assert not report.counts.HasField("halves")
 
 
 def test_how_many_frames_it_lacks(data: Path) -> None:
     assert described(data, None).members[0].report.missing_frames == 2
+
+
+def test_how_much_of_its_disk_is_free(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = PosixDisk().free_bytes(data)
+    disk = described(data, None).members[0].report.disk
+    assert disk.reserve_bytes == 7
+    assert disk.free_bytes == pytest.approx(free, abs=1 << 30)
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(PosixDisk, "free_bytes", fails)
+    assert not described(data, None).members[0].report.HasField("disk")
 
 
 def test_which_files_its_disk_does_not_delete(data: Path) -> None:

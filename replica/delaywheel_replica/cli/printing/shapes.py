@@ -119,7 +119,12 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "counts": if_set(report, "counts", _counts),
         "memory_kill": if_set(report, "memory_kill", _memory_kill),
         "quota_refusals": {each.principal: each.messages for each in report.quota_refusals},
+        "disk": if_set(report, "disk", _disk),
     }
+
+
+def _disk(disk: pb.DiskSpace) -> dict[str, Any]:
+    return {"free_bytes": disk.free_bytes, "reserve_bytes": disk.reserve_bytes}
 
 
 def _memory_kill(kill: pb.MemoryKill) -> dict[str, Any]:
@@ -135,6 +140,16 @@ def _counts(counts: pb.MemberCounts) -> dict[str, Any]:
         "forwarded_messages": counts.forwarded_messages,
         "dead_letters": {each.reason: each.messages for each in counts.dead_letters},
         "lateness": if_set(counts, "lateness", _lateness),
+        "halves": if_set(counts, "halves", _half_counts),
+    }
+
+
+def _half_counts(halves: pb.HalfCounts) -> dict[str, Any]:
+    return {
+        "asked": halves.asked,
+        "committed": halves.committed,
+        "rolled_back": halves.rolled_back,
+        "undecided": halves.undecided,
     }
 
 

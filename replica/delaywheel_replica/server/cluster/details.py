@@ -6,12 +6,14 @@ processes started, and how many messages are pending, each counted once.
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
 from delaywheel.identity import WheelId
+from delaywheel.ingress import HalfAnswer
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.writing.dial import DialView
@@ -62,6 +64,7 @@ class OwnReport:
         insecure: What its ports lack that other machines reach, for people.
         unchecked: What of Kafka is checked by hand, for people.
         counts: What the server counts.
+        disk_reserve_bytes: With less free space, it accepts no messages.
     """
 
     started_ms: int
@@ -75,6 +78,7 @@ class OwnReport:
     insecure: str = ""
     unchecked: str = ""
     counts: NodeCounts = field(default_factory=NodeCounts)
+    disk_reserve_bytes: int = 0
 
 
 class Details:
@@ -143,6 +147,9 @@ class Details:
             verifying_wheels=len(heartbeat.verifying),
             wheels=len(heartbeat.verifying | (heartbeat.wheels.keys() - {heartbeat.spare})),
         )
+        with suppress(OSError):  # the disk's trouble is reported elsewhere
+            report.disk.free_bytes = self._disk.free_bytes(self._data)
+            report.disk.reserve_bytes = self._own_report.disk_reserve_bytes
         self._add_security(report)
         self._add_refused(report)
         _add_memory_kill(report, last_kill(self._data))
@@ -216,6 +223,7 @@ def _counted(counts: NodeCounts, cleaner: CleanerStatus | None) -> pb.MemberCoun
     if cleaner is not None:
         counted.forwarded_messages = cleaner.counters.get("forwarded", 0)
         counted.dead_letters.extend(_by_reason(cleaner.dead_by_reason))
+        counted.halves.CopyFrom(_halves(cleaner.counters))
     if cleaner is not None and cleaner.lateness is not None:
         late = cleaner.lateness
         told = pb.LatenessHistogram(
@@ -223,6 +231,12 @@ def _counted(counts: NodeCounts, cleaner: CleanerStatus | None) -> pb.MemberCoun
         )
         counted.lateness.CopyFrom(told)
     return counted
+
+
+def _halves(counters: Mapping[str, int]) -> pb.HalfCounts:
+    answers = {each.name.lower() for each in HalfAnswer}
+    answered = {name: counters.get(f"halves_answered_{name}", 0) for name in answers}
+    return pb.HalfCounts(asked=counters.get("halves_asked", 0), **answered)
 
 
 def _by_reason(counts: Mapping[str, int]) -> list[pb.ReasonCount]:

@@ -5,7 +5,7 @@ import { facts, foreign, h, put, table } from "./dom.js";
 import { lateMs, summed } from "./history.js";
 import { may } from "./page.js";
 import { plot } from "./plot.js";
-import { about, clock, counted, when } from "./times.js";
+import { about, clock, counted, size, when } from "./times.js";
 
 const REFUSED_EVERY_MS = 10000;
 const NOTHING = "nothing was forwarded";
@@ -45,7 +45,7 @@ function show(element, below, state) {
     ]));
   put(below, h("h2", {}, "Nodes"), nodes(status, members), remarks(members),
     h("h2", {}, "Copies"), copies(status),
-    halves(members), quotas(state.who));
+    halves(status, members), quotas(state.who));
 }
 
 function pending(told) {
@@ -54,15 +54,16 @@ function pending(told) {
 }
 
 function nodes(status, members) {
-  return table(["node", "role", "takes messages", "release", "clock", "elections", "certificate", "unpublished", "on its disk"],
+  return table(["node", "role", "takes messages", "release", "clock", "elections", "certificate", "unpublished", "on its disk", "free disk"],
     members.map((member) => {
       const report = member.report;
-      if (!report) return [member.node, null, member.accepting ? "yes" : "no", null, foreign(member.silent || "not told"), null, null, null, null];
+      if (!report) return [member.node, null, member.accepting ? "yes" : "no", null, foreign(member.silent || "not told"), null, null, null, null, null];
       const ahead = Number(report.now_ms) - Number(status.now_ms);
       return [member.node, report.role || "its cleaner is silent", member.accepting ? "yes" : "no", report.version,
         Math.abs(ahead) < 1000 ? "agrees" : `${about(Math.abs(ahead))} ${ahead > 0 ? "ahead" : "behind"}`,
         String(report.elections ?? 0), report.certificate_expires_ms ? when(report.certificate_expires_ms) : "none",
-        counted(report.ledger?.lag_frames ?? 0, "frame"), counted(report.pending_messages ?? 0, "message")];
+        counted(report.ledger?.lag_frames ?? 0, "frame"), counted(report.pending_messages ?? 0, "message"),
+        report.disk ? `${size(report.disk.free_bytes ?? 0)}, reserve ${size(report.disk.reserve_bytes ?? 0)}` : null];
     }));
 }
 
@@ -80,12 +81,20 @@ function copies(status) {
   return table(["wheel", "state", "frames", "acknowledged", "copies"], rows);
 }
 
-function halves(members) {
+// Who leads tells which letters wait. Answers do not name their group: those who led have counted them.
+function halves(status, members) {
+  const counts = members.map((member) => member.report?.counts?.halves).filter(Boolean);
+  const sum = (name) => counts.reduce((all, each) => all + Number(each[name] ?? 0), 0).toLocaleString("en");
   const rows = members.flatMap((member) => (member.report?.unanswered_halves ?? []).map((each) =>
-    [h("a", { href: `#dead?${new URLSearchParams({ halves_of: each.group })}` }, foreign(each.group, 300)), String(each.letters),
-      when(each.oldest_ms), h("code", {}, "delaywheel dead list --halves-of ", foreign(each.group, 300))]));
-  return rows.length ? [h("h2", {}, "Half messages that wait for their checker"),
-    table(["group", "letters", "the first since", "to see them"], rows)] : null;
+    [foreign(each.group, 300), Number(each.letters).toLocaleString("en"), when(each.oldest_ms), h("a", { href: `#dead?${new URLSearchParams({ halves_of: each.group })}` },
+      h("code", {}, "delaywheel dead list --halves-of ", foreign(each.group, 300)))]));
+  const leads = members.some((member) => member.report?.role === "leading");
+  return [h("h2", {}, "Half messages"), facts([
+    ["asked", counts.length ? sum("asked") : "not told"],
+    ["answered", counts.length ? `committed ${sum("committed")}, rolled back ${sum("rolled_back")}, undecided ${sum("undecided")}` : "not told"],
+    ["counted by", `${counts.length} of ${counted(members.length, "node")}, for all groups, since their cleaners started`],
+    ["all letters", h("code", {}, "delaywheel tail --from-beginning --until-end delaywheel-", foreign(status.cluster_id ?? ""), "-halves")]]),
+  table(["group", "letters that wait", "the first since", "undecided ones"], rows, leads ? "no letter waits" : "whether letters wait: not told, no node leads")];
 }
 
 function word(state, prefix) {

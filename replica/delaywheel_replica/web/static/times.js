@@ -41,3 +41,11 @@ export function about(ms) {
 export function counted(number, noun) {
   return `${Number(number).toLocaleString("en")} ${noun}${Number(number) === 1 ? "" : "s"}`;
 }
+
+// To three digits.
+export function size(bytes) {
+  for (const [unit, of] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+    if (bytes >= 0.9995 * of) return `${Number((bytes / of).toPrecision(3)).toLocaleString("en")} ${unit}`;
+  }
+  return counted(bytes, "byte");
+}
