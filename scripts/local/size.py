@@ -29,6 +29,7 @@ HEAD: Final = (
     "# Package, statements, classes, names; documents, thousands of words; why it was raised"
 )
 _GENERATED: Final = re.compile(r"_pb2(_grpc)?\.py$")
+_TABLE: Final = re.compile(r"\|[|:-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,13 @@ def measured(root: Path = ROOT) -> dict[str, Size]:
     found = {package: Size(tuple(counts)) for package, counts in sizes.items()}
     for name in DOCUMENTS:
         texts = (path.read_text(encoding="utf-8") for path in (root / name).glob("*.md"))
-        found[name] = Size((ceil(sum(len(text.split()) for text in texts) / 1000),))
+        found[name] = Size((ceil(sum(map(words, texts)) / 1000),))
     return found
+
+
+def words(text: str) -> int:
+    """Counts the words of a document: bars and rules of its tables are none."""
+    return sum(_TABLE.fullmatch(each) is None for each in text.split())
 
 
 def counted(source: str) -> tuple[int, int, int]:

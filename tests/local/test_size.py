@@ -2,7 +2,7 @@
 
 import pytest
 
-from local.size import Size, counted, differences, read, renewed, written
+from local.size import Size, counted, differences, read, renewed, words, written
 
 NOW = {"a": Size((10, 1, 2)), "b": Size((5, 0, 1)), "docs": Size((900,))}
 
@@ -10,6 +10,10 @@ NOW = {"a": Size((10, 1, 2)), "b": Size((5, 0, 1)), "docs": Size((900,))}
 def test_docstrings_are_no_statements() -> None:
     source = '"""Words."""\nX: int = 1\nclass A:\n    """Words."""\n    y = 2\ndef f():\n    pass\n'
     assert counted(source) == (5, 1, 3)
+
+
+def test_bars_and_rules_of_tables_are_no_words() -> None:
+    assert words("One word or two | and\n\n| a | b |\n|---|:--|\n| 1 | |\n") == 8
 
 
 def test_a_table_is_read_as_it_was_written() -> None:
