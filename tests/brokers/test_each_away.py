@@ -226,7 +226,7 @@ def test_everything_goes_on(
             (broker.kill if broker.number == coordinator else broker.stop)()
             if broker is brokers.each[-1]:
                 # An id that has a transaction open there keeps others from leading until its own
-                # leader has said that it does without (decision 269).
+                # leader has said that it does without (decision 267).
                 crowd.call_and_wait("before the leader's death")
                 send_signal(node.pids(["cleaner_pid"]), signal.SIGKILL)
                 # Until somebody leads, halves are refused: callers wait 30 s at most.
