@@ -52,7 +52,13 @@ def exit_code_of(work: Callable[[], int], otherwise: int) -> int:
 
 @contextmanager
 def spark_session(
-    name: str, settings: Mapping[str, str], *, master: str | None, memory: str, java: str
+    name: str,
+    settings: Mapping[str, str],
+    *,
+    master: str | None,
+    memory: str,
+    java: str,
+    threads: str = "*",
 ) -> Iterator[SparkSession]:
     """Starts Spark, and stops it; what it says is shown if it fails.
 
@@ -62,6 +68,7 @@ def spark_session(
         master: Spark's; None: what spark-submit says, or this machine.
         memory: Of a Spark that is started here.
         java: Settings of its JVM.
+        threads: How many run tasks there, if no master is named.
 
     Raises:
         CouldNotRun: SPARK_FAILED.
@@ -92,7 +99,7 @@ def spark_session(
             prefix=f"{name}-spark-", suffix=".log", delete=False
         )
     if not submitted or master is not None:
-        builder = builder.master(master or "local[*]")
+        builder = builder.master(master or f"local[{threads}]")
     try:
         with _stderr_to(said):
             spark = builder.config(map=wanted).getOrCreate()

@@ -127,9 +127,13 @@ def run(options: IndexOptions, ended: threading.Event, spark: SparkSession | Non
             job.run(spark)
             return
         job.prepare()
-        master = options.master or "local[2]"
         with spark_session(
-            "trace-index", _SETTINGS, master=master, memory=options.memory, java=_JAVA
+            "trace-index",
+            _SETTINGS,
+            master=options.master,
+            memory=options.memory,
+            java=_JAVA,
+            threads="2",
         ) as own:
             job.run(own)
 

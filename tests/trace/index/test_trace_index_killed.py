@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from local.loopback.child import start_child
 from local.loopback.kafka import KafkaBroker
-from local.loopback.kafka_jars import find_java
+from local.loopback.kafka_jars import fetch_connector, find_java
 from support.kafka.told import Told
 from support.process.night import at_night
 from support.process.spark import cheap_start
+from support.process.standalone import Standalone, standalone
 
 pytestmark = [at_night, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
+ROOT = Path(__file__).parents[3]
 ROWS = 3
 WITHIN_S = 300
 KINDS = (
@@ -40,7 +46,7 @@ KINDS = (
 
 
 class KilledJob:
-    """Starts of the job on one index, and whoever reads that meanwhile."""
+    """Starts of the job on one index."""
 
     def __init__(self, told: Told, folder: Path) -> None:
         self.told = told
@@ -157,5 +163,80 @@ def test_killed_between_its_steps_each_event_is_there_once_at_every_moment(
     reader.look()
     assert not reader.faults
     assert reader.looks > len(kills())
+    numbers = range(1, told.number + 1)
+    assert told.identities() == {(told.reporter, n, row) for n in numbers for row in range(ROWS)}
+
+
+def submitted(spark: Standalone, told: Told) -> list[str]:
+    """The document's command line, with places of ours."""
+    text = (ROOT / "docs" / "TRACE.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"`(spark-submit [^`]+)`", text)
+    connector = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+    ours = {
+        "spark-submit": str(spark.home / "bin" / "spark-submit"),
+        "spark://host:7077": spark.url,
+        "--packages": "--jars",
+        connector: ",".join(map(str, fetch_connector().glob("*.jar"))),
+        "scripts/delaywheel_trace/job/command.py": str(
+            ROOT / "scripts/delaywheel_trace/job/command.py"
+        ),
+        "node.toml": str(told.settings),
+        "s3://traces/shop": str(told.index),
+    }
+    words = shlex.split(shown)
+    assert ours.keys() <= set(words)
+    return [ours.get(word, word) for word in words]
+
+
+def driver(submit: int) -> int:
+    """The Python process that a spark-submit has started; Hadoop starts others, which end."""
+    children = Path(f"/proc/{submit}/task").glob("*/children")
+    pids = [int(pid) for one in children for pid in one.read_text().split()]
+    (found,) = (pid for pid in pids if b"command.py" in _read(f"/proc/{pid}/cmdline"))
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has; nobody may have asked yet what it ended with."""
+    state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return not state or state[0] == b"Z"
+
+
+def _read(path: str) -> bytes:
+    """Returns what a file has; one that is not there, nothing."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def test_submitted_to_a_standalone_master_and_killed_each_event_is_there_once(
+    kafka: KafkaBroker, cluster_id: str, tmp_path: Path
+) -> None:
+    told = Told(kafka, cluster_id, tmp_path)
+    job, reader = KilledJob(told, tmp_path), Reader(told)
+    killed = ({"spark-submit", "driver"}, {"spark-submit"}, {"driver"}, set[str]())
+    with standalone(tmp_path) as spark, reader.reading():
+        for start, dying in enumerate(killed, 1):
+            command = submitted(spark, told)
+            own = {**job.environment, **spark.environment, "PYSPARK_PYTHON": sys.executable}
+            process = start_child(command, log=job.log, environment=own)
+            try:
+                for _ in range(2):  # the first has begun the query, the second is its next batch
+                    told.tell(ROWS)
+                    job.wait_for(lambda: reader.count == ROWS * told.number)
+                if dying:
+                    told.tell(ROWS)
+                    pids = {"spark-submit": process.pid, "driver": driver(process.pid)}
+                    for name in dying:
+                        os.kill(pids[name], signal.SIGKILL)
+                    process.wait(WITHIN_S)  # the other one ends, too
+                    job.wait_for(partial(has_ended, pids["driver"]))
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            assert spark.applications == start
+            assert not reader.faults, dying
     numbers = range(1, told.number + 1)
     assert told.identities() == {(told.reporter, n, row) for n in numbers for row in range(ROWS)}
