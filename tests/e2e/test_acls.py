@@ -59,9 +59,7 @@ def rights(kafka: JoinedBroker) -> Iterator[Rights]:
     for topic in OURS.values():
         create_topic(kafka.address, topic)
     with Rights.of(kafka) as rights:
-        for one in documented(CLUSTER, OURS):
-            for operation in one.operations:
-                rights.allow(one.kind, one.name, operation, prefixed=one.is_prefix)
+        rights.allow_all(documented(CLUSTER, OURS))
         yield rights
 
 

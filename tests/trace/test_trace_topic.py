@@ -11,22 +11,25 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message as Record
+from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # missing in its stubs
 
-from delaywheel import Handle, Message
+from delaywheel import Client, Handle, Message
 from delaywheel.ingress import counts_topic, trace_topic
 from delaywheel.message import Result
 from delaywheel.testing import MemoryService
 from delaywheel.trace import Trace
 from delaywheel.trace.batch import BatchHead, decode
 from local.loopback.kafka import KafkaBroker
+from local.loopback.shared import JoinedBroker
 from support.consumer.documents import program_of
 from support.kafka.read_committed import create_topic, read_all
+from support.kafka.rights import Rights, documented_of
 
 pytestmark = pytest.mark.kafka
 
 _FORKS = """
 import os, sys, time
-from delaywheel import Handle, Message
+from delaywheel import Client, Handle, Message
 from delaywheel.message import Result
 from delaywheel.trace import Trace
 
@@ -91,6 +94,47 @@ def test_a_kafka_that_is_away_is_in_nobodys_way(caplog: pytest.LogCaptureFixture
     assert sum(int(line.split()[0]) for line in lines) == 100_000
     assert len(lines) <= 2  # in the first minute, and at the end
     assert "Connection refused" in lines[-1]
+
+
+@pytest.mark.parametrize("may", [[], ["DESCRIBE"]])
+def test_a_program_goes_on_without_rights_and_tells_with_those_that_are_listed(
+    kafka: JoinedBroker,
+    cluster_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    may: list[str],
+) -> None:
+    monkeypatch.setattr("delaywheel.trace.reporter._LOOK_AGAIN_S", 0.2)
+    for topic in (trace_topic(cluster_id), counts_topic(cluster_id)):
+        create_topic(kafka.address, topic)
+    with Rights.of(kafka) as rights, MemoryService(topics=["orders"]) as service:
+        listed = documented_of("a program with a [trace]", cluster_id)
+        assert {one.name for one in listed} == {trace_topic(cluster_id), counts_topic(cluster_id)}
+        for one in listed:
+            for operation in may:
+                rights.allow(ResourceType.TOPIC, one.name, operation, prefixed=False)
+        with (
+            Trace(rights.user_settings, cluster=cluster_id) as trace,
+            Client(service.address, trace=trace) as client,
+        ):
+            for _ in range(3):
+                assert client.produce("orders", b"", delay="1h").id
+                assert not trace.flush(1)
+            lines = len(caplog.messages)
+            rights.allow_all(listed)
+            client.produce("orders", b"", delay="1h")
+            assert trace.flush(30)
+    # Held until the topic shows; or refused by it, counted, and said once in the minute.
+    dropped = 3 if may else 0
+    assert lines == (2 if may else 0)
+    said = [line.split() for line in caplog.messages if "were dropped" in line]
+    assert sum(int(number) for number, *_ in said) == dropped
+    batches = told(kafka, cluster_id)
+    assert sum(head.dropped for head, _ in batches) == dropped
+    assert sum(len(rows["id"]) for _, rows in batches) == 4 - dropped
+    records = [json.loads(one.value() or b"") for one in read_all(kafka.address, listed[1].name)]
+    cells = [one for one in records if one["direction"] == "sent"]
+    assert [(one["messages"], one["lost"]) for one in cells[-1:]] == [(4, 0)]
 
 
 def test_the_documents_program_tells_both_ends(kafka: KafkaBroker, cluster_id: str) -> None:

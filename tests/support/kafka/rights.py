@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -66,6 +66,29 @@ def documented(cluster: str, topics: Mapping[str, str]) -> list[DocumentedRight]
     return found
 
 
+def documented_of(program: str, cluster: str) -> list[DocumentedRight]:
+    """Returns what docs/KAFKA.md lists for a program that needs topics of the service alone.
+
+    Args:
+        program: What the document calls it, or a part of that.
+        cluster: The cluster's id.
+    """
+    rows = rows_of(_DOCUMENT.read_text(encoding="utf-8"), "who | resource: operations")
+    (listed,) = (rights for who, rights in rows if program in who)
+    topics, operations = listed.partition(";")[0].split(": ")
+    wanted = operations.upper().split(", ")
+    names = [name.removeprefix("delaywheel-<cluster>") for name in re.findall("`(.+?)`", topics)]
+    return [
+        DocumentedRight(
+            kind=ResourceType.TOPIC,
+            name=f"delaywheel-{cluster}{name}",
+            is_prefix=False,
+            operations=wanted,
+        )
+        for name in names
+    ]
+
+
 class Rights:
     """Those of a user, who has none again after the `with` block.
 
@@ -96,6 +119,12 @@ class Rights:
 
     def __exit__(self, *_: object) -> None:
         self._delete(ResourceType.ANY, None, ResourcePatternType.ANY, AclPermissionType.ANY)
+
+    def allow_all(self, documented: Iterable[DocumentedRight]) -> None:
+        """Lets the user do what is listed."""
+        for one in documented:
+            for operation in one.operations:
+                self.allow(one.kind, one.name, operation, prefixed=one.is_prefix)
 
     def allow(self, kind: ResourceType, name: str, operation: str, *, prefixed: bool) -> None:
         """Lets the user do something."""

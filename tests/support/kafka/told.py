@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,13 +35,18 @@ class Told:
         self.topics = trace_topic(cluster), KafkaNames(cluster).outcomes
         self.make_topics()
         self.settings = folder / "node.toml"
-        self.settings.write_text(
-            f'cluster_id = "{cluster}"\nnode_id = "n1"\ndata_dir = "{folder / "data"}"\n'
-            f'ledger_uri = "{folder / "ledger"}"\ntrace = true\n'
-            f'[kafka]\n"bootstrap.servers" = "{kafka.address}"\n'
-        )
+        self.write_settings({"bootstrap.servers": kafka.address})
         self.reporter = uuid.uuid4().hex
         self.number = 0
+
+    def write_settings(self, kafka: Mapping[str, str]) -> None:
+        """Writes those of a node whose Kafka client has these."""
+        folder = self.settings.parent
+        login = "".join(f'"{name}" = "{value}"\n' for name, value in kafka.items())
+        self.settings.write_text(
+            f'cluster_id = "{self.cluster}"\nnode_id = "n1"\ndata_dir = "{folder / "data"}"\n'
+            f'ledger_uri = "{folder / "ledger"}"\ntrace = true\n[kafka]\n{login}'
+        )
 
     def make_topics(self) -> None:
         create_topic(self.kafka.address, self.topics[0], partitions=3)

@@ -26,7 +26,9 @@ from delaywheel_trace.index.folder import IndexFolder
 from delaywheel_trace.job import batches, job
 from delaywheel_trace.job.lock import only_job
 from local.loopback.kafka import KafkaBroker, free_ports
+from local.loopback.shared import JoinedBroker
 from support.kafka.read_committed import create_topic, delete_topic
+from support.kafka.rights import Rights, documented_of
 from support.kafka.told import Told
 
 pytestmark = pytest.mark.kafka
@@ -35,6 +37,15 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture
 def told(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Told:
     return Told(kafka, cluster_id, tmp_path)
+
+
+@pytest.fixture
+def as_listed(told: Told, kafka: JoinedBroker) -> Iterator[None]:
+    """The job is a user with the rights that docs/KAFKA.md lists."""
+    with Rights.of(kafka) as rights:
+        rights.allow_all(documented_of("trace-index", told.cluster))
+        told.write_settings(rights.user_settings)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +83,7 @@ def wait_for(holds: Callable[[], bool], failures: list[Exception]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("as_listed")
 def test_both_topics_are_in_the_index_and_what_is_broken_beside_it(
     told: Told, spark: SparkSession
 ) -> None:
