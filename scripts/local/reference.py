@@ -76,7 +76,7 @@ MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
     ),
     Reason.CANCEL_UNKNOWN: "It was waited for, 10 s at most.",
     Reason.FILTER_MISSING: "`CancelMany` would mean everything otherwise.",
-    Reason.SEARCHES_BUSY: "One search runs at a time, and eight wait.",
+    Reason.SEARCHES_BUSY: "A node takes 64 at once, of one principal eight.",
     Reason.NODE_NOT_HEARD: (
         "The text names the folder that is heard, if it is another than the one that was asked for."
     ),
