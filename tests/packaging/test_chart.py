@@ -138,6 +138,10 @@ def test_any_setting_may_be_given(helm: Helm, monkeypatch: pytest.MonkeyPatch) -
         ((*ASKED, "certManager.issuer=only"), "and access.secret whoever reaches"),
         ((*OPEN, "monitoring.rules=yes"), "rules"),
         ((*OPEN, "web.enabled=true", "web.host=a"), "host"),
+        ((*OPEN, "service.type=Open"), "type"),
+        ((*OPEN, "storage.size=lots"), "size"),
+        ((*OPEN, "extraEnv[0].value=a"), "extraEnv"),
+        ((*OPEN, "extraEnv[0].name=DELAYWHEEL_FLUSH"), "a setting is settings.flush"),
     ],
 )
 def test_what_no_node_takes_is_refused_by_its_name(
@@ -148,8 +152,9 @@ def test_what_no_node_takes_is_refused_by_its_name(
     assert named in done.stderr
 
 
-def test_a_release_name_that_makes_no_node_id_is_refused(helm: Helm) -> None:
-    assert "29 characters at most" in helm.run(*OPEN, name="s" * 30).stderr
+@pytest.mark.parametrize("name", ["s" * 30, "1shop", "shop.prod"])
+def test_a_release_name_that_makes_no_node_or_service_is_refused(name: str, helm: Helm) -> None:
+    assert "29 characters at most, a letter" in helm.run(*OPEN, name=name).stderr
 
 
 def test_what_kubernetes_does_not_let_change_later_is_right_from_the_start(helm: Helm) -> None:
@@ -185,6 +190,50 @@ def test_cert_manager_makes_what_the_nodes_read_for_the_names_that_they_have(
     assert callers.split(".")[0] in {
         one["metadata"]["name"] for one in manifests.values() if one["kind"] == "Service"
     }
+
+
+def test_all_pods_have_what_a_platform_wants_of_them(helm: Helm) -> None:
+    given = (
+        "web.enabled=true",
+        "image.pullSecrets[0].name=registry",
+        "serviceAccountName=shop",
+        "priorityClassName=high",
+        "tolerations[0].key=kept",
+        "nodeSelector.disk=ssd",
+        "extraEnv[0].name=DELAYWHEEL_KAFKA__SASL_PASSWORD",
+        "extraEnv[0].valueFrom.secretKeyRef.name=user",
+        "extraEnv[0].valueFrom.secretKeyRef.key=password",
+        "extraVolumes[0].name=ca",
+        "extraVolumes[0].secret.secretName=kafka-ca",
+        "extraVolumeMounts[0].name=ca",
+        "extraVolumeMounts[0].mountPath=/etc/kafka",
+        "podAnnotations.a=b",
+    )
+    for values in (OPEN, CLOSED):
+        manifests = helm.rendered(*values, *given)
+        for name in ("StatefulSet/shop", "Deployment/shop-web"):
+            pod = manifests[name]["spec"]["template"]["spec"]
+            (container,) = pod["containers"]
+            assert pod["imagePullSecrets"] == [{"name": "registry"}]
+            assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("shop", "high")
+            assert (pod["tolerations"], pod["nodeSelector"]) == ([{"key": "kept"}], {"disk": "ssd"})
+            secret = {"secretKeyRef": {"name": "user", "key": "password"}}
+            password = {"name": "DELAYWHEEL_KAFKA__SASL_PASSWORD", "valueFrom": secret}
+            assert container["env"][-1] == password
+            assert pod["volumes"][-1] == {"name": "ca", "secret": {"secretName": "kafka-ca"}}
+            assert container["volumeMounts"][-1] == {"name": "ca", "mountPath": "/etc/kafka"}
+    of_nodes = manifests["StatefulSet/shop"]["spec"]["template"]["metadata"]
+    assert of_nodes["annotations"] == {"a": "b"}
+
+
+def test_callers_from_outside_have_a_service_whose_name_is_in_the_certificate(helm: Helm) -> None:
+    given = ("service.type=LoadBalancer", "service.hosts={delay.example.org}")
+    issued = (*ASKED, "certManager.issuer=nodes", "access.secret=a")
+    manifests = helm.rendered(*issued, *given, "service.annotations.internal=yes")
+    service = manifests["Service/shop"]
+    assert service["spec"]["type"] == "LoadBalancer"
+    assert service["metadata"]["annotations"] == {"internal": "yes"}
+    assert "delay.example.org" in manifests["Certificate/shop"]["spec"]["dnsNames"]
 
 
 def test_prometheus_finds_the_nodes_once_and_has_the_alerts(helm: Helm) -> None:

@@ -1,6 +1,6 @@
 {{- define "delaywheel.name" -}}
-{{- /* A node's id is the name of its pod, and has 31 characters at most. */ -}}
-{{- if gt (len .Release.Name) 29 }}{{ fail (printf "release name %s: 29 characters at most, since a node is called as its pod" .Release.Name) }}{{ end -}}
+{{- /* A node's id is the name of its pod, and has 31 characters at most; a service's has no dot and no digit first. */ -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]{0,28}$" .Release.Name) }}{{ fail (printf "release name %s: 29 characters at most, a letter and then a-z, 0-9 and -, since nodes and services are called as it is" .Release.Name) }}{{ end -}}
 {{ .Release.Name }}
 {{- end -}}
 
@@ -33,8 +33,53 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- toJson $members -}}
 {{- end -}}
 
-{{- /* What no schema can say, since it is about two values. */ -}}
+{{- /* What pods of nodes and of the page have alike. */ -}}
+{{- define "delaywheel.pod" -}}
+automountServiceAccountToken: false
+{{- with .Values.serviceAccountName }}
+serviceAccountName: {{ . }}
+{{- end }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "delaywheel.container" -}}
+image: "{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}"
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- with .Values.kafka.secret }}
+envFrom:
+  - secretRef: {name: {{ . }}}
+{{- end }}
+{{- end -}}
+
+{{- /* What no schema can say: two values, or the beginning of a name. */ -}}
 {{- define "delaywheel.check" -}}
+{{- range .Values.extraEnv -}}
+{{- if and (hasPrefix "DELAYWHEEL_" .name) (not (hasPrefix "DELAYWHEEL_KAFKA__" .name)) -}}
+{{- fail (printf "extraEnv %s: a setting is settings.%s" .name (trimPrefix "DELAYWHEEL_" .name | lower)) -}}
+{{- end -}}
+{{- end -}}
 {{- if gt (int (default 0 .Values.settings.min_insync)) (int .Values.nodes) -}}
 {{- fail (printf "settings.min_insync %v: there are %v nodes" .Values.settings.min_insync .Values.nodes) -}}
 {{- end -}}

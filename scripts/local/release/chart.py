@@ -61,37 +61,56 @@ def schema() -> str:
     text: Any = {"type": "string"}
     name = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,30})$"}
     free: Any = {"type": "object"}
+    texts: Any = {"type": "array", "items": text}
+    by_name: Any = {**free, "additionalProperties": text}
+    named = {"type": "object", "properties": {"name": text}, "required": ["name"]}
+    listed = {"type": "array", "items": named}
     yes_or_no: Any = {"type": "boolean"}
     values = {
         "cluster": name,
         "nodes": {"enum": [1, 3, 5]},
         "image": _object(
-            repository=text, tag=text, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}
+            repository=text,
+            tag=text,
+            pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+            pullSecrets=listed,
         ),
         "kafka": _object(
             bootstrapServers={"type": "string", "minLength": 1},
-            settings={**free, "additionalProperties": text},
+            settings=by_name,
             secret=text,
         ),
         "settings": _object(**settings),
         "tls": _object(secret=text),
         "certManager": _object(issuer=text, kind={"enum": ["Issuer", "ClusterIssuer"]}),
         "access": _object(secret=text),
+        "service": _object(
+            type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+            annotations=by_name,
+            hosts=texts,
+        ),
         "web": _object(
             enabled=yes_or_no,
-            hosts={"type": "array", "items": text},
+            hosts=texts,
             tlsSecret=text,
             readOnly=yes_or_no,
             resources=free,
         ),
-        "monitoring": _object(
-            serviceMonitor=yes_or_no, rules=yes_or_no, labels={**free, "additionalProperties": text}
+        "monitoring": _object(serviceMonitor=yes_or_no, rules=yes_or_no, labels=by_name),
+        "storage": _object(
+            size={"type": "string", "pattern": r"^[0-9.]+([kKMGTPE]i?)?$"}, className=text
         ),
-        "storage": _object(size=text, className=text),
         "resources": free,
         "affinity": free,
+        "serviceAccountName": text,
+        "priorityClassName": text,
         "tolerations": {"type": "array"},
-        "nodeSelector": free,
+        "nodeSelector": by_name,
+        "extraEnv": listed,
+        "extraVolumes": listed,
+        "extraVolumeMounts": listed,
+        "podLabels": by_name,
+        "podAnnotations": by_name,
         "global": free,
     }
     whole = {"$schema": "http://json-schema.org/draft-07/schema#", **_object(**values)}
