@@ -33,7 +33,8 @@ def init(parser: Parser) -> None:
         "--nodes",
         required=True,
         metavar="NAME[=HOST],…",
-        help="1, 3 or 5 nodes: their names, and their hosts where these are others",
+        help="1, 3 or 5 nodes: their names, and their hosts where these are others"
+        " (on one machine: 127.0.0.1, 127.0.0.2, …)",
     )
     parser.argument("--systemd", action="store_true", help="with a unit for each node")
     parser.argument("--out", required=True, type=Path, metavar="DIR", help="a new or empty folder")

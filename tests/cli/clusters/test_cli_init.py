@@ -49,6 +49,21 @@ def test_each_nodes_settings_are_in_order(command: Command, tmp_path: Path) -> N
     assert (out / "delay-3" / unit).read_bytes() == shipped
 
 
+def test_nodes_of_one_machine_share_no_port_and_no_folder(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "shop"
+    hosts = {f"n{number}": f"127.0.0.{number}" for number in (1, 2, 3)}
+    nodes = ",".join(f"{node}={host}" for node, host in hosts.items())
+    ended = command("init", *AWAY, "--nodes", nodes, "--systemd", "--out", str(out))
+    assert ended.code == 0
+    for node, host in hosts.items():
+        settings = tomllib.loads((out / node / "node.toml").read_text())
+        assert (settings["listen"], settings["metrics_listen"]) == (f"{host}:7420", f"{host}:7422")
+        # Into which the unit lets it write.
+        unit = (out / node / "delaywheel@.service").read_text()
+        assert settings["data_dir"] == f"/var/lib/delaywheel/{node}"
+        assert "StateDirectory=delaywheel/%i\n" in unit
+
+
 def test_a_node_alone_has_no_members(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "shop"
     assert command("init", *AWAY, "--nodes", "n1", "--out", str(out)).code == 0

@@ -23,6 +23,7 @@ from delaywheel_replica.cli.doing.loading import load
 from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.text import note, say
+from delaywheel_replica.config_faults import is_loopback
 
 _COUNTS: Final = (1, 3, 5)
 _NODE: Final = """\
@@ -30,10 +31,10 @@ _NODE: Final = """\
 # settings, and `delaywheel config show --config FILE` their values.
 cluster_id = {cluster_id}
 node_id = {node_id}
-data_dir = "/var/lib/delaywheel"         # a file system of its own
-listen = "0.0.0.0:7420"
+data_dir = {data_dir}         # a file system of its own
+listen = {listen}
 advertised = {advertised}   # as callers reach this machine
-metrics_listen = "0.0.0.0:7422"
+metrics_listen = {metrics_listen}
 log_format = "json"
 
 # Whoever reaches these ports may do everything. To end that give the node certificates and rights,
@@ -123,7 +124,7 @@ def init(*, kafka: str, cluster: str, nodes: str, systemd: bool, out: Path) -> N
         raise CommandFailure("NOT_WRITTEN", f"{out}: {error.strerror or error}") from error
     for name in sorted(files):
         say(str(out / name))
-    say("next: each node's folder becomes /etc/delaywheel on its machine; docs/INSTALL.md")
+    say("next: what of it goes where on each machine is in docs/INSTALL.md")
     for item in kafka_items(read[0], ()):
         if item.level is not CheckLevel.OK:
             note(f"warning: {item.what}: {item.text}: {item.advice}")
@@ -140,7 +141,10 @@ def _hosts(cluster: str, nodes: str) -> dict[str, str]:
     except NameInvalidError as error:
         raise usage(str(error)) from None
     if len(hosts) < len(pairs) or len({*hosts.values()}) < len(pairs):
-        raise usage(f"--nodes {nodes}: each node needs a name and a host of its own")
+        raise usage(
+            f"--nodes {nodes}: each node needs a name and a host of its own,"
+            " which on one machine may be 127.0.0.1, 127.0.0.2, …"
+        )
     if len(hosts) not in _COUNTS:
         raise usage(
             f"--nodes {nodes}: a cluster has 1, 3 or 5 of them: one more bears no more failures"
@@ -149,21 +153,30 @@ def _hosts(cluster: str, nodes: str) -> dict[str, str]:
 
 
 def _files(kafka: str, cluster: str, hosts: Mapping[str, str], *, systemd: bool) -> dict[str, str]:
-    """Returns the text of each file by its path."""
+    """Returns the text of each file by its path.
+
+    Nodes that reach each other on loopback are on one machine: they share no port and no folder.
+    """
+    shared = all(is_loopback(f"{host}:7420") for host in hosts.values())
     rows = "\n".join(f"{toml(node)} = {toml(f'{host}:7421')}" for node, host in hosts.items())
     units = resources.files("delaywheel_replica") / "systemd"
+    unit = "delaywheel@.service" if shared else "delaywheel.service"
     files = {"kafka.sh": _KAFKA.format(kafka=shlex.quote(kafka), cluster=cluster)}
     for node, host in hosts.items():
+        at = host if shared else "0.0.0.0"  # noqa: S104 - of a machine of its own
         files[f"{node}/grants.toml"] = _GRANTS
         files[f"{node}/node.toml"] = _NODE.format(
             node=node,
             cluster=cluster,
             cluster_id=toml(cluster),
             node_id=toml(node),
+            data_dir=toml("/var/lib/delaywheel" + (f"/{node}" if shared else "")),
+            listen=toml(f"{at}:7420"),
+            metrics_listen=toml(f"{at}:7422"),
             advertised=toml(f"{host}:7420"),
             kafka=toml(kafka),
             members=_MEMBERS.format(rows=rows) if len(hosts) > 1 else "",
         )
-        for unit in ("delaywheel.service", "delaywheel.sysusers") if systemd else ():
-            files[f"{node}/{unit}"] = (units / unit).read_text(encoding="utf-8")
+        for name in (unit, "delaywheel.sysusers") if systemd else ():
+            files[f"{node}/{name}"] = (units / name).read_text(encoding="utf-8")
     return files
