@@ -6,11 +6,12 @@ import base64
 import dataclasses
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from local.release import run, source, sums
+from local.release import bill, first_minutes, run, source, sums
 from local.release.checks import CHECKS, Release, has_same_bytes
 from local.release.run import ROOT
 from local.release.source import NO_VERSION, NotReleasableError, NotRunError, source_of
@@ -49,6 +50,12 @@ class Clone:
 @pytest.fixture
 def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
+
+
+def test_each_extra_has_first_minutes() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = bill.of_users(declared["optional-dependencies"])
+    assert {*extras} == {*first_minutes.OWN} | {"cli", "server"}, "those are README's"
 
 
 def test_the_version_is_the_tags_or_counts_from_it(clone: Clone) -> None:

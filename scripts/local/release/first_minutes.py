@@ -34,6 +34,12 @@ from delaywheel.deadletters import DeadLetterTopic, Selection
 with DeadLetterTopic("delaywheel-a-dead", {"bootstrap.servers": "KAFKA"}) as topic:
     topic.count(Selection())
 """,
+    "otel": """
+from delaywheel import Client
+from delaywheel.ways.spans import Spans
+with Client("NODE", spans=Spans()) as client:
+    client.cancel(client.produce("orders", b"unpaid?", delay="30m"))
+""",
     "trace": """
 from delaywheel import Client
 from delaywheel.trace import Trace
