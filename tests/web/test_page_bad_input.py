@@ -18,6 +18,7 @@ from support.clients.fake_service import abort_bare, answer
 from support.clients.page_tab import HOSTILE, Tab, pending
 from support.clients.scripted_node import ScriptedNode, describe_cluster
 
+pytestmark = pytest.mark.asyncio(loop_scope="package")  # that of the browser
 SHOWN = "<img src=x onerror=alert(1)></script><U+202E>evil"
 TOPIC = ("t" * 240 + HOSTILE)[:249]
 NEWEST = {"from": "2030-01-01T00:00:00Z", "to": "2030-01-02T00:00:00Z", "newest": None}

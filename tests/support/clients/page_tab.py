@@ -70,17 +70,14 @@ def _of_policy(text: str) -> list[str]:
 
 
 @asynccontextmanager
-async def opened_tab(
-    playing: Any, chromium: str, node: ScriptedNode, **settings: Any
-) -> AsyncIterator[Tab]:
+async def opened_tab(browser: Any, node: ScriptedNode, **settings: Any) -> AsyncIterator[Tab]:
     """Opens one by the page's link; what it complains of in the end is a failure."""
     described = describe_cluster()
     described.now_ms = time.time_ns() // 1_000_000
     described.lateness_ms = 5_000
     node.describe = answer(described)
-    async with page([node.address], **settings) as user, playing() as driver:
-        browser = await driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        opened = await browser.new_page(timezone_id="Europe/Berlin")
+    async with page([node.address], **settings) as user:
+        opened = await (await browser.new_context(timezone_id="Europe/Berlin")).new_page()
         complaints: list[str] = []
         opened.on("pageerror", lambda error: complaints.extend([str(error)]))
         opened.on("dialog", lambda dialog: complaints.extend([dialog.message]))
@@ -89,5 +86,6 @@ async def opened_tab(
         try:
             yield Tab(opened, user, complaints)
         finally:
-            await browser.close()
+            for context in browser.contexts:
+                await context.close()
         assert complaints == []
