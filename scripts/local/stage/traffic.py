@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from delaywheel import AsyncClient, Client, DelaywheelError, Handle, Message, Result
@@ -43,15 +44,15 @@ def plan(messages: int, seconds: float, chance: random.Random) -> list[Planned]:
 
 def steady(rate_per_s: float, chance: random.Random) -> Iterator[Planned]:
     """Yields messages with evenly spaced dues, each sent a random time ahead."""
-    ahead: list[Planned] = []
+    ahead: list[Planned] = []  # a heap
     for number in itertools.count():
-        due_after_s = LEAD_S[1] + number / rate_per_s
-        send_after_s = due_after_s - chance.uniform(*LEAD_S)
-        ahead.append(Planned(send_after_s, due_after_s, content_of(number, chance)))
         # Whatever comes later is sent later than this.
         until_s = number / rate_per_s
-        yield from sorted((p for p in ahead if p.send_after_s <= until_s), key=_send_after_s)
-        ahead = [p for p in ahead if p.send_after_s > until_s]
+        due_after_s = LEAD_S[1] + until_s
+        lead_s = chance.uniform(*LEAD_S)
+        heappush(ahead, Planned(due_after_s - lead_s, due_after_s, content_of(number, chance)))
+        while ahead and ahead[0].send_after_s <= until_s:
+            yield heappop(ahead)
 
 
 def burst(messages: int, ahead_s: float, chance: random.Random) -> list[Planned]:
