@@ -134,6 +134,8 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         | {
             "cleanup.policy": "compact,delete",
             "retention.ms": str(30 * 86_400_000),
+            # Each cell is written again and again: what is written last is not compacted.
+            "segment.bytes": str(64 << 20),
             # So that the audit can compare its programs' clocks with the brokers'.
             "message.timestamp.type": "LogAppendTime",
         },
