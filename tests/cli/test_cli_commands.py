@@ -340,3 +340,11 @@ def test_defect_is_named_without_a_traceback(
     ended = command("status")
     assert ended.code == 70
     assert ended.err == "error: DEFECT: ZeroDivisionError: so wrong: ('status',)\n"
+
+
+def test_behind_two_dashes_there_are_no_options(command: Command) -> None:
+    """Python 3.11 takes them for options again: it parses twice, the second time without `--`."""
+    ended = command("dead", "drop", "--kafka", "127.0.0.1:1", "--cluster", "c", "--", "--execute")
+    assert ended.code == 2
+    assert "argument PLACE: " in ended.err
+    assert "--execute" in ended.err

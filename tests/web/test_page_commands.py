@@ -65,7 +65,7 @@ GRANTS = {
     "reads_all": [(["read"], ["*"])],
     "inspects": [(["inspect"], ["orders"])],
     "ops": [(["operate"], ["*"]), (["produce"], ["orders"])],
-    "ops_reads": [(["operate"], ["*"]), (["read"], ["orders"])],
+    "ops_reads": [(["operate"], ["*"]), (["read"], ["orders"]), (["produce"], ["copies"])],
 }
 
 
@@ -89,8 +89,13 @@ def _who(*grants: tuple[list[str], list[str]]) -> pb.WhoAmIResponse:
         ("ops", "replay", {"key": "42"}, 403),
         ("ops_reads", "replay", {"key": "42"}, 403),
         ("ops_reads", "replay", {"key": "42", "topic": "orders"}, 200),
-        ("ops", "replay", {"send_to": "orders"}, 200),
-        ("ops", "replay", {"send_to": "bills"}, 403),
+        ("ops", "replay", {"send_to": "orders"}, 403),
+        ("ops_reads", "replay", {"send_to": "copies"}, 403),
+        ("ops_reads", "replay", {"send_to": "copies", "topic": "orders"}, 200),
+        ("ops_reads", "replay", {"send_to": "bills", "topic": "orders"}, 403),
+        ("ops_reads", "replay", {"dead_topic": "bills"}, 403),
+        ("ops_reads", "drop", {"dead_topic": "bills"}, 403),
+        ("ops_reads", "drop", {"dead_topic": "orders"}, 200),
         ("ops", "drop", {"limit": 0}, 400),
         ("ops", "drop", {"execute": 1}, 400),
         ("ops", "drop", {"places": ["\ud800"]}, 400),
@@ -168,3 +173,38 @@ async def test_a_command_prints_its_json_or_why_not(
     with pytest.raises(PageRefusal) as caught:
         await CommandRunner().run(ask, within_s=60)
     assert caught.value.reason == "COMMANDS_FULL"
+
+
+async def test_a_token_is_shown_whatever_the_words_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the target of a search its file was taken for another target."""
+    said: list[list[str]] = []
+
+    async def answered(words: list[str], _within_s: float, _files: Any) -> None:
+        said.append(words)
+
+    monkeypatch.setattr(running, "_answer", answered)
+    await CommandRunner().run(["trace", "--json", "--", "0:1"], within_s=1, token="t")
+    await CommandRunner().run(["trace", "--json"], within_s=1, token="t")
+    assert [words[2].partition("=")[0] for words in said] == ["--token-file"] * 2
+    assert said[0][3:] == ["--", "0:1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("dead/drop", {"places": ["--execute"]}),
+        ("dead/drop", {"places": ["0:1", "--kafka=127.0.0.1:2"]}),
+        ("dead/show", {"place": "--help"}),
+        ("trace", {"topic": "t", "target": "--token-file=/etc/hostname"}),
+        ("trace", {"topic": "t", "target": "--index=/"}),
+    ],
+)
+async def test_what_a_viewer_says_is_no_option_of_the_command(
+    node: ScriptedNode, path: str, asked: dict[str, Any]
+) -> None:
+    """Places were: with `--execute` a page to look at alone dropped letters."""
+    node.describe = answer(pb.DescribeClusterResponse(kafka="127.0.0.1:1", cluster_id="c"))
+    async with page([node.address], read_only=True) as user:
+        await user.sign_in()
+        status, told = await user.post(path, asked)
+    assert (status, told["reason"]) == (400, "USAGE"), told

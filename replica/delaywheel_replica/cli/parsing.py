@@ -63,6 +63,12 @@ class CommandGroup:
         )
 
 
+class _NoOption(str):
+    """A word that is no option, however it begins."""
+
+    __slots__ = ()
+
+
 class Parser(argparse.ArgumentParser):
     """Parses the arguments of one command.
 
@@ -128,10 +134,15 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Returns the arguments by name; options may stand before, between or after them.
 
+        Behind `--` there are none.
+
         Raises:
             CommandFailure: USAGE, and what is wrong.
         """
-        named, unknown = self.parse_known_intermixed_args(list(arguments))
+        own = list(arguments)
+        end = own.index("--") if "--" in own else len(own)
+        words = [*own[:end], *map(_NoOption, own[end + 1 :])]
+        named, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             flags = [flag for action in self.declared for flag in action.option_strings]
             said = f"unrecognized arguments: {' '.join(unknown)}"
@@ -147,6 +158,11 @@ class Parser(argparse.ArgumentParser):
         for change in self._after:
             change(named)
         return named
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        # Python 3.11 and 3.12 parse twice, and the second time without `--`.
+        is_none = isinstance(arg_string, _NoOption)
+        return None if is_none else super()._parse_optional(arg_string)
 
     def error(self, message: str) -> NoReturn:
         """Ends with a named reason instead of a page of usage."""

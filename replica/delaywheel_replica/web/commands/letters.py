@@ -7,8 +7,9 @@ Nodes are not asked about letters, so the page judges here, by what they grant t
 | `list` | `read`, else it is neither listed nor counted | of each letter: where it was to go |
 | `show` | `read` | of the letter |
 | `replay`, `drop` | `operate`; to select by key or header `read` too | `topic`, without one all |
-| `replay` with `send_to` | `produce` too | that one |
-| `list`, `show` with `dead_topic` | `read` too | that one |
+| `replay` with `send_to` | `produce` too | that one, where those who may not `read` may look |
+| | `read` too | `topic`, without one all |
+| all with `dead_topic` | `read` too | that one, which may be any topic of Kafka |
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class LetterRoutes:
     async def dead(self, request: web.Request) -> web.Response:
         """Runs a command."""
         command = request.match_info["command"]
-        asked = parsed(await body_of(request), COMMANDS[command])
         viewer = viewer_of(request)
-        rights = await self._nodes.rights(viewer)
+        rights = await self._nodes.rights(viewer)  # of whom a node does not know no body is read
+        asked = parsed(await body_of(request), COMMANDS[command])
         if command in {"replay", "drop"}:
             return web.json_response(await self._settle(command, asked, viewer, rights))
         if not rights.may_somewhere(Right.READ):
@@ -93,9 +94,10 @@ class LetterRoutes:
             raise PageRefusal(403, "READ_ONLY", "this page was started with --read-only")
         if not rights.may_somewhere(Right.OPERATE):
             raise forbidden(Right.OPERATE)
-        among = asked.get("topic")
-        if {"key", "headers"} & asked.keys() and not rights.may_among(Right.READ, among):
-            raise forbidden(Right.READ, ": key and headers are content")
+        shows = {"key", "headers", "send_to"} & asked.keys()
+        if shows and not rights.may_among(Right.READ, asked.get("topic")):
+            raise forbidden(Right.READ, f": {', '.join(sorted(shows))}: it shows content")
+        _refuse_without(rights, Right.READ, asked.get("dead_topic"))
         _refuse_without(rights, Right.PRODUCE, asked.get("send_to"))
         within_s = _SETTLED_WITHIN_S if executes else _WITHIN_S
         call = f"dead/{command}"

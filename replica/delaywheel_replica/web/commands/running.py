@@ -47,8 +47,12 @@ class CommandRunner:
         self._running += 1
         try:
             with _file_of(token) as file:
-                shown = [] if file is None else ["--token-file", f"/dev/fd/{file}"]
-                return await _answer([*words, *shown], within_s, () if file is None else (file,))
+                if file is None:
+                    return await _answer(words, within_s, ())
+                # Behind `--` it would be one of the words that are no options.
+                at = words.index("--") if "--" in words else len(words)
+                shown = [*words[:at], f"--token-file=/dev/fd/{file}", *words[at:]]
+                return await _answer(shown, within_s, (file,))
         finally:
             self._running -= 1
 

@@ -38,11 +38,11 @@ class TraceRoutes:
 
     async def trace(self, request: web.Request) -> web.Response:
         """Searches."""
-        asked = parsed(await body_of(request), FIELDS)
         viewer = viewer_of(request)
         rights = await self._nodes.rights(viewer)
         if not rights.may_somewhere(Right.INSPECT):
             raise forbidden(Right.INSPECT)
+        asked = parsed(await body_of(request), FIELDS)
         if {"key", "tag"} & asked.keys() and not rights.may_among(Right.READ, asked.get("topic")):
             raise forbidden(Right.READ, ": keys and tags are content")
         target = [asked.pop("target")] if "target" in asked else []
