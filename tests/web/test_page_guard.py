@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from delaywheel_replica.web import site
+from delaywheel_replica.web import calls, site
 from delaywheel_replica.web.calls import BODY_AT_MOST
 from support.clients.page_user import OF_THE_PAGE, PageUser, page
 from support.clients.scripted_node import ScriptedNode
@@ -153,3 +153,16 @@ async def test_a_malformed_request_says_where(user: PageUser, body: bytes, said:
     status, answered = await user.post("DelayWheel/GetSlot", body)
     assert (status, answered["reason"]) == (400, "REQUEST_MALFORMED")
     assert said in json.dumps(answered)
+
+
+async def test_more_values_than_a_request_can_mean_are_refused(
+    monkeypatch: pytest.MonkeyPatch, user: PageUser
+) -> None:
+    """Those of 10 MiB, as short as they may be, took the process a minute and 800 MB."""
+    monkeypatch.setattr(calls, "_PARTS_AT_MOST", 8)
+    await user.sign_in()
+    assert (await user.post("DelayWheel/WhoAmI", b"{}"))[0] == 200
+    for path in ("DelayWheel/Cancel", "dead/list", "trace"):
+        status, answered = await user.post(path, b'{"messages": [{}, {}, {}, {}]}')
+        assert (status, answered["reason"]) == (400, "REQUEST_MALFORMED")
+        assert "8 values" in answered["message"]

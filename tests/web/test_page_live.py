@@ -184,3 +184,24 @@ async def test_who_reads_nothing_is_closed_and_costs_little(
             assert sorted(unsent) == sorted({*unsent} & {"cluster", "minute", "hour", "span"})
             await asyncio.sleep(0.01)
     writer.close()
+
+
+async def test_signing_out_ends_the_streams_of_that_session(user: PageUser) -> None:
+    """In another tab it went on, until its next call."""
+    await user.sign_in()
+    stream = events(user)
+    await anext(stream)
+    async with user.session.delete(f"{user.address}api/v1/session", headers=OF_THE_PAGE):
+        pass
+    async with asyncio.timeout(20):
+        told = [(name, data) async for name, data in stream][-1]
+    assert (told[0], told[1]["reason"]) == ("end", "SIGN_IN")
+
+
+async def test_who_may_not_look_takes_nobodys_room(
+    monkeypatch: pytest.MonkeyPatch, node: ScriptedNode, user: PageUser
+) -> None:
+    monkeypatch.setattr(live, "VIEWERS_AT_MOST", 0)
+    node.who_am_i = knows({"bob": who("bob", "produce")})
+    await user.sign_in("bob")
+    assert (await user.get("live"))[0] == 403

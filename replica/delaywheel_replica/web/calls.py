@@ -17,6 +17,11 @@ from delaywheel_replica.web.nodes import NodeCalls, NodeMethod
 from delaywheel_replica.web.refusals import PageRefusal
 
 BODY_AT_MOST: Final = 10 << 20
+SHORT_BYTES: Final = 64 << 10
+"""What is read of anybody; a longer body of those alone whom a node knows, and of few at once."""
+_LONG_AT_ONCE: Final = 2
+_PARTS_AT_MOST: Final = 500_000
+"""Values of JSON in a body: of the shortest ones 10 MiB would take a gigabyte, and a minute."""
 _BODY_S: Final = 30.0
 READS: Final = frozenset(
     {"WhoAmI", "DescribeCluster", "ListSlots", "GetSlot", "Search", "GetMessage"}
@@ -49,6 +54,7 @@ class CallRoutes:
         self._nodes: Final = nodes
         self._acts: Final = acts
         self._read_only: Final = read_only
+        self._long: Final = asyncio.Semaphore(_LONG_AT_ONCE)
 
     async def call(self, request: web.Request) -> web.Response:
         """Passes a call to a node."""
@@ -57,9 +63,15 @@ class CallRoutes:
         is_act = request.match_info["method"] not in READS
         if is_act and self._read_only:
             raise PageRefusal(403, "READ_ONLY", "this page was started with --read-only")
-        asked = method.request()
-        parse(await body_of(request), asked)
         viewer = viewer_of(request)
+        asked = method.request()
+        refuse_longer(request, BODY_AT_MOST)
+        if is_short(request):
+            parse(await body_of(request), asked)
+        else:
+            await self._nodes.who(viewer)
+            async with self._long:
+                await asyncio.to_thread(parse, await body_of(request), asked)
         try:
             who, answer = await self._nodes.ask(viewer, method, asked)
         except PageRefusal as refusal:
@@ -71,22 +83,51 @@ class CallRoutes:
         return web.Response(text=as_json(answer), content_type="application/json")
 
 
-async def body_of(request: web.Request) -> bytes:
-    """Reads a body that may be as long as that.
+def is_short(request: web.Request) -> bool:
+    """Whether a body is short for certain: neither packed nor of a length that is not told."""
+    length = request.content_length
+    return (
+        length is not None and length <= SHORT_BYTES and "Content-Encoding" not in request.headers
+    )
+
+
+def refuse_longer(request: web.Request, at_most_bytes: int) -> None:
+    """Refuses a body before it is read, if its length is told.
 
     Raises:
-        PageRefusal: REQUEST_TOO_LARGE, before it is read if its length is told; REQUEST_TOO_SLOW.
+        PageRefusal: REQUEST_TOO_LARGE.
     """
-    refusal = PageRefusal(413, "REQUEST_TOO_LARGE", f"a body may have {BODY_AT_MOST:,} bytes")
-    if (request.content_length or 0) > BODY_AT_MOST:
-        raise refusal
+    if (request.content_length or 0) > at_most_bytes:
+        raise PageRefusal(413, "REQUEST_TOO_LARGE", f"a body may have {at_most_bytes:,} bytes")
+
+
+async def body_of(request: web.Request) -> bytes:
+    """Reads a body.
+
+    Raises:
+        PageRefusal: REQUEST_TOO_LARGE, REQUEST_TOO_SLOW; REQUEST_MALFORMED: too many values.
+    """
+    refuse_longer(request, BODY_AT_MOST)
     try:
         async with asyncio.timeout(_BODY_S):
-            return await request.read()
+            body = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise refusal from error
+        text = f"a body may have {BODY_AT_MOST:,} bytes"
+        raise PageRefusal(413, "REQUEST_TOO_LARGE", text) from error
     except TimeoutError as error:
         raise PageRefusal(408, "REQUEST_TOO_SLOW", f"send it within {_BODY_S:g} s") from error
+    if sum(map(body.count, (b",", b"{", b"["))) > _PARTS_AT_MOST:
+        text = f"a request may have {_PARTS_AT_MOST:,} values, each with its comma or bracket"
+        raise PageRefusal(400, "REQUEST_MALFORMED", text)
+    return body
+
+
+async def short_body_of(request: web.Request) -> bytes:
+    """Reads the body of somebody who is not known yet; raises as `body_of` does."""
+    refuse_longer(request, SHORT_BYTES)
+    if not is_short(request):
+        raise PageRefusal(400, "REQUEST_MALFORMED", "send it with its length, and not packed")
+    return await body_of(request)
 
 
 def parse(body: bytes, into: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -17,7 +18,9 @@ OWN_HEADER: Final = "Delaywheel-Page"
 """No page of another origin can send it: its browser would ask us first, and hear no yes."""
 API: Final = "/api/v1/"
 SIGN_IN: Final = f"{API}session"
+_UNREAD_S: Final = 30.0
 _VIEWER: Final[web.RequestKey[Viewer]] = web.RequestKey("viewer", Viewer)
+_SESSION: Final[web.RequestKey[str]] = web.RequestKey("session", str)
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
@@ -49,12 +52,14 @@ class Guard:
     async def guarded(self, request: web.Request, handler: PageHandler) -> web.StreamResponse:
         """Lets a request through, or answers why not."""
         try:
-            return await self._judged(request, handler)
+            answer = await self._judged(request, handler)
         except PageRefusal as refusal:
-            return refusal.response()
+            answer = refusal.response()
         except web.HTTPException as error:  # of aiohttp: no such path, no such method
             reason = error.reason.upper().replace(" ", "_")
-            return PageRefusal(error.status, reason, error.reason).response()
+            answer = PageRefusal(error.status, reason, error.reason).response()
+        await _send(request, answer)
+        return answer
 
     async def _judged(self, request: web.Request, handler: PageHandler) -> web.StreamResponse:
         if request.headers.get("Host", "").lower() not in self.hosts:
@@ -77,13 +82,23 @@ class Guard:
         viewer = self._sessions.viewer(session, address)
         if viewer is None:
             raise signed_out("sign in: with a token, or by the link that the start printed")
-        request[_VIEWER] = viewer
+        request[_VIEWER], request[_SESSION] = viewer, session
         try:
             return await handler(request)
         except PageRefusal as refusal:
             if refusal.status == 401:  # the token is no longer known, or never meant anything
                 self._sessions.end(session)
             raise
+
+    def refuse_signed_out(self, request: web.Request) -> None:
+        """Judges anew, for what lasts: a request that came by a cookie whose session has ended.
+
+        Raises:
+            PageRefusal: SIGN_IN.
+        """
+        session = request.get(_SESSION)
+        if session is not None and self._sessions.viewer(session, address_of(request)) is None:
+            raise signed_out("this session has ended: sign in again")
 
     async def _counted(self, request: web.Request, handler: PageHandler) -> web.StreamResponse:
         """Counts a token that no node knows as a failure to sign in."""
@@ -104,6 +119,19 @@ class Guard:
             raise PageRefusal(
                 403, "NOT_FROM_THE_PAGE", "a cookie counts for this page's own scripts alone"
             )
+
+
+async def _send(request: web.Request, answer: web.StreamResponse) -> None:
+    """Sends an answer; who does not take it in time loses the connection, and we the answer."""
+    try:
+        async with asyncio.timeout(_UNREAD_S):
+            await answer.prepare(request)
+            await answer.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:  # they have left: the server finds out, too
+        return
 
 
 async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final
@@ -70,8 +71,15 @@ class _Watching:
 class Live:
     """The snapshots, and who watches them. For the event loop's thread."""
 
-    def __init__(self, nodes: NodeCalls, *, insecure: bool) -> None:
+    def __init__(
+        self,
+        nodes: NodeCalls,
+        refuse_signed_out: Callable[[web.Request], None],
+        *,
+        insecure: bool,
+    ) -> None:
         self._nodes: Final = nodes
+        self._refuse_signed_out: Final = refuse_signed_out
         self._insecure: Final = insecure
         self._watching: Final[list[_Watching]] = []
         self._making: asyncio.Task[None] | None = None
@@ -92,14 +100,14 @@ class Live:
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answers with events until the viewer leaves, or is no longer one."""
+        each = _Watching(viewer_of(request))
+        await self._refuse_without_inspect(each.viewer)  # who may not look takes nobody's room
         if len(self._watching) >= VIEWERS_AT_MOST:
             raise PageRefusal(
                 503, "LIVE_FULL", f"{VIEWERS_AT_MOST} viewers look already: close one, or wait"
             )
-        each = _Watching(viewer_of(request))
         self._watching.append(each)
         try:
-            await self._refuse_without_inspect(each.viewer)
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
             assert request.transport is not None
@@ -123,7 +131,7 @@ class Live:
             events = await each.next(_RIGHT_EVERY_S)
             if loop.time() - judged_s > _RIGHT_EVERY_S and not each.ended:
                 judged_s = loop.time()
-                await self._judge(each)
+                await self._judge(each, request)
             if not events:
                 continue
             try:
@@ -137,9 +145,10 @@ class Live:
             except ConnectionError:  # the viewer has left
                 return
 
-    async def _judge(self, each: _Watching) -> None:
+    async def _judge(self, each: _Watching, request: web.Request) -> None:
         """Ends a stream whose viewer may no longer look."""
         try:
+            self._refuse_signed_out(request)
             await self._refuse_without_inspect(each.viewer)
         except PageRefusal as refusal:
             if refusal.status in {401, 403}:

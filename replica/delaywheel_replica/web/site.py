@@ -18,7 +18,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.rights import Right
 from delaywheel_replica.web import guard
 from delaywheel_replica.web.acts import ActLog
-from delaywheel_replica.web.calls import BODY_AT_MOST, METHODS, CallRoutes, body_of
+from delaywheel_replica.web.calls import BODY_AT_MOST, METHODS, CallRoutes, short_body_of
 from delaywheel_replica.web.commands.letters import COMMANDS, LetterRoutes
 from delaywheel_replica.web.commands.running import CommandRunner
 from delaywheel_replica.web.commands.traces import TraceRoutes
@@ -52,8 +52,8 @@ class PageSite:
         self._settings: Final = settings
         self._acts: Final = ActLog()
         shows_insecure = settings.insecure and not settings.is_local
-        self._live: Final = Live(self.nodes, insecure=shows_insecure)
         self._guard: Final = guard.Guard(self.sessions, insecure=settings.insecure)
+        self._live: Final = Live(self.nodes, self._guard.refuse_signed_out, insecure=shows_insecure)
         self._runner: Final = web.AppRunner(
             self._app(),
             handle_signals=False,
@@ -136,7 +136,7 @@ class PageSite:
         address = guard.address_of(request)
         self.sessions.refuse_guesses(address)
         try:
-            shown = json.loads(await body_of(request))["token"]
+            shown = json.loads(await short_body_of(request))["token"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise PageRefusal(400, "REQUEST_MALFORMED", 'send {"token": "…"}') from error
         if not isinstance(shown, str):
