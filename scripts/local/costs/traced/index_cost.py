@@ -1,8 +1,9 @@
 """What the trace's index costs beside a cluster: how fresh it is, CPU, memory, bytes an event.
 
     scripts/trace-index --help                                  (its environment)
-    python -m local.costs.index_cost [--rate N] [--seconds N]   needs SPARK_KAFKA_JARS, JAVA_HOME
-    python -m local.costs.index_cost --merge N                  needs neither
+    python -m local.costs.traced.index_cost [--rate N] [--seconds N]
+                                                needs SPARK_KAFKA_JARS, JAVA_HOME
+    python -m local.costs.traced.index_cost --merge N    needs neither
 
 Starts a broker and the job, tells it events as ten programs do (half `sent`, half `processed`, a
 record each second and program), and prints: how long the oldest event of each batch's file waited
@@ -143,7 +144,7 @@ def usage(pid: int) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, and prints a JSON object."""
-    parser = argparse.ArgumentParser(prog="local.costs.index_cost")
+    parser = argparse.ArgumentParser(prog="local.costs.traced.index_cost")
     parser.add_argument("--rate", type=int, default=4_000, help="events a second (%(default)s)")
     parser.add_argument("--seconds", type=float, default=180, help="(%(default)s)")
     parser.add_argument("--merge", type=int, help="merge so many batches instead")

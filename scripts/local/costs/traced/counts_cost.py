@@ -1,6 +1,6 @@
 """How large the topic of counts gets, and the table `ends` that is made of it.
 
-    python -m local.costs.counts_cost [--reporters N] [--topics N] [--groups N] [--rate N]
+    python -m local.costs.traced.counts_cost [--reporters N] [--topics N] [--groups N] [--rate N]
                                       [--minutes N]
 
 Programs send to all topics, messages due within the hour; what they count goes, as they write it,

@@ -1,6 +1,6 @@
 """What a trace costs a program: CPU a message, off, on, and for a sample of 1 %.
 
-    python -m local.costs.trace_cost [--messages N] [--rounds N]
+    python -m local.costs.traced.trace_cost [--messages N] [--rounds N]
 
 Answers to requests of 1,000 messages, each with a key of its own and tags, are told to a trace as a
 client tells them; and runs of 1,000 records as a consumer tells them, all of which came through
@@ -119,7 +119,9 @@ def cost(share: float | None, tell: Callable[[EventReports | None], object], man
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m local.costs.trace_cost")
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="python -m local.costs.traced.trace_cost"
+    )
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args(arguments)

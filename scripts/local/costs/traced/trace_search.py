@@ -1,6 +1,6 @@
 """What a search of the trace costs: an index of many events, and how long answers take.
 
-    python -m local.costs.trace_search [--events N] [--folder DIR] [--rounds N]
+    python -m local.costs.traced.trace_search [--events N] [--folder DIR] [--rounds N]
 
 Two fifths of the events are `sent`, one fifth `processed`, two fifths `accepted`. An hour has up to
 8.3 million; of several hours the last one is not merged yet. Written is what the job writes, by its

@@ -1,0 +1,1 @@
+"""The cost of a trace: telling, counting, keeping and searching it."""
