@@ -153,7 +153,29 @@ def test_no_secret_is_in_a_bundle(
     assert command(*asked).err.startswith("error: FILES_EXIST: ")
 
 
-@pytest.mark.parametrize("part", ["z", "-", "z.", "z-"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Cookie: lang=de; delaywheel-7423=s3cret",
+        "Authorization: Token s3cret",
+        "{'Authorization': 'ApiKey s3cret'}",
+        "Bearer: s3cret",
+        "x-auth-key: s3cret",
+        "user=u pass=s3cret",
+        "sid=s3cret",
+        "password%3Ds3cret",
+        "SharedAccessSignature sr=x&sig=s3cret",
+        "dialled https://user:pa/s3cret@host/path",
+        "dialled user:s3cret@host:9092",
+        f"{'M' * 64}\ns3cretMM\n-----END EC PRIVATE KEY-----",
+    ],
+)
+def test_secrets_in_odd_places_of_a_log_are_hidden(tmp_path: Path, line: str) -> None:
+    config = Config(cluster_id="c", node_id="n", data_dir=tmp_path, kafka={})
+    assert "s3cret" not in Redactor(config).log(f"{line}\n")
+
+
+@pytest.mark.parametrize("part", ["z", "-", "z.", "z-", "z:", "z://", "M\n", "z@", ": "])
 def test_a_long_word_in_a_log_is_read_but_once(tmp_path: Path, part: str) -> None:
     """One of 20,000 characters took a minute: it was looked at from each of its places."""
     config = Config(cluster_id="c", node_id="n", data_dir=tmp_path, kafka={})

@@ -26,8 +26,9 @@ _SHORT: Final = 4
 """Shorter values stand in every text; by form they are found all the same."""
 
 _TELLING: Final = (
-    r"pass(?:word|wd|phrase|code)|\bpwd|secret|token|credential|cookie|authori[sz]ation|signature"
-    r"|(?:api|access|private|account|shared|encryption)[_.\-]?key|jaas"
+    r"pass(?:word|wd|phrase|code|\b)|\bpwd?\b|secret|token|credential|cookie|authori[sz]ation"
+    r"|signature|\bsig\b|\bx-auth|\bsession[_-]?id|\bsid\b|jaas"
+    r"|(?:api|access|private|account|shared|encryption)[_.\-]?key"
 )
 _NAMES: Final = re.compile(rf"(?i){_TELLING}|_KEY$|_SAS$|_DSN$")
 _VALUE: Final = (
@@ -37,7 +38,7 @@ _VALUE: Final = (
 _NAMED: Final = re.compile(
     # As programs write names and values: name=value, "name": "value", name 'value', --name value.
     # What stands before a name may be long, and is not looked at from each of its places.
-    rf"(?i)((?:{_TELLING})[\w.-]*(?:\\?[\"'])?[ \t]*(?:=>|[:=]|[ \t](?=[\"']))[ \t]*"
+    rf"(?i)((?:{_TELLING})[\w.-]*(?:\\?[\"'])?[ \t]*(?:=>|[:=]|%3[Dd]|[ \t](?=[\"']))[ \t]*"
     rf"|(?<!-)--?[\w-]{{,64}}(?:{_TELLING})[\w-]*[ \t]+){_VALUE}"
 )
 _CONTENT: Final = re.compile(
@@ -48,14 +49,24 @@ _FORMS: Final = tuple(
     (re.compile(form), shown)
     for form, shown in (
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*-----|\Z)", HIDDEN),
+        # Whole headers: what comes behind the first word of them is as secret.
+        (r"(?i)\b((?:cookie|authorization)[ \t]*:[ \t]*)[^\n\"']+", rf"\1{HIDDEN}"),
         (r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*", HIDDEN),
         (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", HIDDEN),
         (r"\b[0-9a-fA-F]{48,}\b", HIDDEN),  # an id has 32
-        (r"(?i)\b(bearer|basic|digest|negotiate)( +)[\w.~+/=-]{4,}", rf"\1\2{HIDDEN}"),
-        (r"(\b[a-zA-Z][\w+.-]{0,64}://)[^/\s\"'<>]*@", rf"\1{HIDDEN}@"),
-        (r"(\b[a-zA-Z][\w+.-]{0,64}://[^\s\"'?#<>]*)[?#][^\s\"'<>]+", rf"\1?{HIDDEN}"),
+        (r"(?i)\b(bearer|basic|digest|negotiate)([ :=]+)[\w.~+/=-]{4,}", rf"\1\2{HIDDEN}"),
+        # Passwords in it may have a slash, if somebody forgot to write it as %2F.
+        (r"(\b[a-zA-Z][\w+.-]{0,64}://)[^\s\"'<>]{0,512}@", rf"\1{HIDDEN}@"),
+        (r"(?<![\w.:/@+*-])([\w.+-]{1,64}:)[^\s\"'<>@/]{1,256}@(?=[\w\[])", rf"\1{HIDDEN}@"),
+        (r"(\b[a-zA-Z][\w+.-]{0,64}://[^\s\"'?#<>]{0,1024})[?#][^\s\"'<>]+", rf"\1?{HIDDEN}"),
     )
 )
+
+
+_CUT_KEY: Final = re.compile(
+    r"\A(?:[A-Za-z0-9+/=]+\r?\n){1,200}[A-Za-z0-9+/=]*-----END [A-Z ]*PRIVATE KEY-----"
+)
+"""The end of one whose beginning is before the last lines of a log."""
 
 
 class Redactor:
@@ -85,7 +96,7 @@ class Redactor:
 
     def log(self, text: str) -> str:
         """Returns lines of a log without them, and without what may be of a message."""
-        return _CONTENT.sub(_hidden, self.text(text))
+        return _CONTENT.sub(_hidden, self.text(_CUT_KEY.sub(HIDDEN, text)))
 
 
 def _hidden(match: re.Match[str]) -> str:
