@@ -6,6 +6,7 @@ signing out in `test_page_browser.py`, two who act on one message in `e2e/three_
 
 from __future__ import annotations
 
+import asyncio
 from copy import deepcopy
 from typing import Any
 
@@ -98,6 +99,29 @@ async def test_what_others_wrote_is_text_wherever_it_is(
     await tab.page.get_by_role("button", name="Copy the whole").first.click()
     await tab.sees("Copied")
     assert await tab.page.evaluate("() => navigator.clipboard.readText()") == "k" * (1 << 20)
+
+
+async def test_a_row_of_letters_without_a_topic_leads_to_these_alone(
+    tab: Tab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It led to the letters of all topics, with a button that drops them."""
+    said: list[list[str]] = []
+
+    async def run(_runner: CommandRunner, words: list[str], **_how: Any) -> Any:
+        said.append(words)
+        count = {"topic": "", "reason": "EXPIRED", "waiting": 1, "replayed": 0, "dropped": 0}
+        rest = {**count, "topic": "(others)", "reason": "(others)"}
+        return {"topic": "dead", "letters": [], "counts": [count, rest], "complete": True}
+
+    monkeypatch.setattr(CommandRunner, "run", run)
+    await tab.go("dead")
+    await tab.page.get_by_role("link", name="EXPIRED").click()
+    await tab.page.wait_for_url("**/#dead?topic=&reason=EXPIRED")
+    async with asyncio.timeout(30):
+        while len(said) < 2:  # noqa: ASYNC110 - the page asks when it likes
+            await asyncio.sleep(0.01)
+    assert said[1][-2:] == ["--topic=", "--reason=EXPIRED"]
+    assert await tab.page.get_by_role("link", name="others").count() == 0
 
 
 def _prints_hostile(monkeypatch: pytest.MonkeyPatch) -> None:

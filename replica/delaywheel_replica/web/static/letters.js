@@ -10,6 +10,8 @@ import { counted, moment, when } from "./times.js";
 const FIELDS = [["topic", "Topic"], ["reason", "Reason"], ["key", "Key (text)"], ["id", "Id (hex)"], ["from", "Letters from (ISO 8601 with zone, or now-1h)"],
   ["to", "Letters before"], ["halves_of", "Half messages of group"], ["dead_topic", "A consumer's dead-letter topic"]];
 
+const OTHERS = "(others)";
+
 export function letters(_state, query) {
   const form = h("form", {}, h("details", { open: FIELDS.some(([name]) => query.get(name)) }, h("summary", {}, "Which ones"),
     h("div", { class: "fields" }, FIELDS.map(([name, text]) => h("p", {}, h("label", { for: name }, text), h("input", { id: name, name, value: query.get(name) ?? "" })))),
@@ -20,7 +22,7 @@ export function letters(_state, query) {
   });
   const found = h("div", {}, h("p", { role: "status" }, "reading the letters' topic"));
   const element = h("div", {}, h("h1", {}, "Dead letters"), form, found);
-  const chosen = Object.fromEntries(FIELDS.map(([name]) => [name, query.get(name)]).filter(([, value]) => value));
+  const chosen = Object.fromEntries(FIELDS.map(([name]) => [name, query.get(name)]).filter(([, value]) => value !== null)); // empty: of those without one
   const look = () => post("dead/list", chosen).then((list) => put(found, ...listed(list, chosen, look)))
     .catch((error) => put(found, failed(error)));
   look();
@@ -33,7 +35,7 @@ function listed(list, chosen, again) {
   const waiting = list.counts.reduce((sum, row) => sum + row.waiting, 0);
   return [h("p", {}, "Waiting in ", foreign(list.topic ?? ""), `: ${counted(waiting, "letter")}`, list.complete ? "." : "; the first of them are listed."),
     h("h2", {}, "By topic and reason"), table(["topic", "reason", "waiting", "replayed", "dropped"], list.counts.map((row) => [
-      foreign(row.topic || "none", 300), h("a", { href: link({ topic: row.topic, reason: row.reason }) }, foreign(row.reason || "none", 300)),
+      foreign(row.topic || "none", 300), row.topic === OTHERS ? "all those beyond the first rows" : h("a", { href: link({ topic: row.topic, reason: row.reason }) }, foreign(row.reason || "none", 300)),
       row.waiting.toLocaleString("en"), row.replayed.toLocaleString("en"), row.dropped.toLocaleString("en")]), "no such letter that you may read"),
     settling(chosen, again),
     h("h2", {}, "Letters"), table(["letter", "since", "reason", "topic", "bytes"], list.letters.map((each) => [
