@@ -87,6 +87,18 @@ def test_the_schema_is_that_of_the_settings() -> None:
     assert chart.FILE.read_text(encoding="utf-8") == chart.schema()
 
 
+def test_the_charts_sizes_are_the_defaults_of_the_settings() -> None:
+    text = (ROOT / "packaging/chart/templates/_helpers.tpl").read_text(encoding="utf-8")
+    (named,) = re.findall(r"\.Values\.settings \(dict (.*?)\)", text)
+    given = dict(re.findall(r'"(\w+)" (\d+)', named))
+    assert given.keys() == {
+        *("max_message_bytes", "max_request_bytes", "transaction_bytes"),
+        *("max_caller_in_flight_bytes", "max_in_flight_bytes"),
+    }
+    config = Config(cluster_id="c", node_id="n", data_dir=ROOT, kafka={})
+    assert {name: str(getattr(config, name)) for name in given} == given
+
+
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 @pytest.mark.parametrize("values", [OPEN, CLOSED])
 def test_each_pod_is_a_node_of_one_cluster(
@@ -134,6 +146,10 @@ def test_any_setting_may_be_given(helm: Helm, monkeypatch: pytest.MonkeyPatch) -
         ((*OPEN, "settings.flush=sometimes"), "flush"),
         ((*OPEN, "settings.listen=0.0.0.0:1"), "listen"),
         ((*OPEN, "settings.min_insync=4"), "settings.min_insync 4: there are 3 nodes"),
+        ((*OPEN, "settings.max_message_bytes=20000000"), "above max_request_bytes"),
+        ((*OPEN, "settings.transaction_bytes=1024"), "max_message_bytes: it is above transaction"),
+        ((*OPEN, "settings.max_request_bytes=33554433"), "above max_caller_in_flight_bytes"),
+        ((*OPEN, "settings.max_in_flight_bytes=1"), "above max_in_flight_bytes"),
         ((*ASKED, "tls.secret=only"), "settings.insecure: without tls.secret"),
         ((*ASKED, "certManager.issuer=only"), "and access.secret whoever reaches"),
         ((*OPEN, "monitoring.rules=yes"), "rules"),
@@ -323,6 +339,8 @@ def test_the_page_has_a_certificate_for_its_name_or_says_that_it_has_none(
     issued = (*ASKED, "certManager.issuer=nodes", "access.secret=a", "web.enabled=true")
     manifests = helm.rendered(*issued)
     assert "shop-web.delay.svc" in manifests["Certificate/shop"]["spec"]["dnsNames"]
+    shown = helm.rendered(*OPEN, "web.enabled=true", "web.tlsSecret=ours")["Deployment/shop-web"]
+    assert "--page-cert=/etc/delaywheel/page/tls.crt" in _args(shown["spec"])  # it was plain text
     own = helm.rendered(*issued, "web.tlsSecret=ours")
     spec = own["Deployment/shop-web"]["spec"]
     assert "--page-cert=/etc/delaywheel/page/tls.crt" in _args(spec)

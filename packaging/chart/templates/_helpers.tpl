@@ -83,6 +83,12 @@ envFrom:
 {{- if gt (int (default 0 .Values.settings.min_insync)) (int .Values.nodes) -}}
 {{- fail (printf "settings.min_insync %v: there are %v nodes" .Values.settings.min_insync .Values.nodes) -}}
 {{- end -}}
+{{- $sizes := merge (dict) .Values.settings (dict "max_message_bytes" 1000000 "max_request_bytes" 16777216 "transaction_bytes" 16777216 "max_caller_in_flight_bytes" 33554432 "max_in_flight_bytes" 134217728) -}}
+{{- range list (list "max_message_bytes" "max_request_bytes") (list "max_message_bytes" "transaction_bytes") (list "max_request_bytes" "max_caller_in_flight_bytes") (list "max_caller_in_flight_bytes" "max_in_flight_bytes") -}}
+{{- if gt (int64 (get $sizes (first .))) (int64 (get $sizes (last .))) -}}
+{{- fail (printf "settings.%s: it is above %s" (first .) (last .)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.settings.insecure) (not (and (include "delaywheel.tls" .) .Values.access.secret)) -}}
 {{- fail "settings.insecure: without tls.secret (or certManager.issuer) and access.secret whoever reaches the nodes may do everything; true says that this is meant" -}}
 {{- end -}}
