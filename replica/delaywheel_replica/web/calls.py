@@ -65,10 +65,10 @@ class CallRoutes:
             raise PageRefusal(403, "READ_ONLY", "this page was started with --read-only")
         viewer = viewer_of(request)
         asked = method.request()
-        refuse_longer(request, BODY_AT_MOST)
         if is_short(request):
             parse(await body_of(request), asked)
         else:
+            refuse_longer(request, BODY_AT_MOST)
             await self._nodes.who(viewer)
             async with self._long:
                 await asyncio.to_thread(parse, await body_of(request), asked)
@@ -98,7 +98,11 @@ def refuse_longer(request: web.Request, at_most_bytes: int) -> None:
         PageRefusal: REQUEST_TOO_LARGE.
     """
     if (request.content_length or 0) > at_most_bytes:
-        raise PageRefusal(413, "REQUEST_TOO_LARGE", f"a body may have {at_most_bytes:,} bytes")
+        raise _too_large(at_most_bytes)
+
+
+def _too_large(at_most_bytes: int) -> PageRefusal:
+    return PageRefusal(413, "REQUEST_TOO_LARGE", f"a body may have {at_most_bytes:,} bytes")
 
 
 async def body_of(request: web.Request) -> bytes:
@@ -112,8 +116,7 @@ async def body_of(request: web.Request) -> bytes:
         async with asyncio.timeout(_BODY_S):
             body = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        text = f"a body may have {BODY_AT_MOST:,} bytes"
-        raise PageRefusal(413, "REQUEST_TOO_LARGE", text) from error
+        raise _too_large(BODY_AT_MOST) from error
     except TimeoutError as error:
         raise PageRefusal(408, "REQUEST_TOO_SLOW", f"send it within {_BODY_S:g} s") from error
     if sum(map(body.count, (b",", b"{", b"["))) > _PARTS_AT_MOST:

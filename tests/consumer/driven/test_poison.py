@@ -167,17 +167,22 @@ def test_whoever_leaves_in_good_order_leaves_no_suspicion() -> None:
     assert letters(kafka) == []
 
 
+def three_in_hand() -> tuple[FakeKafka, Partition, DrivenConsumer]:
+    """A consumer that has handed out all records of a topic."""
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, b"a", b"b", b"c")
+    consumer = start(kafka)
+    consumer.run_once()
+    assert len(consumer.take(9)) == 3
+    return kafka, Partition(kafka.source, 0), consumer
+
+
 @pytest.mark.parametrize("has_another_died", [False, True])
 def test_whoever_gets_a_lost_partition_back_suspects_others_alone(
     *, has_another_died: bool
 ) -> None:
     """All lose theirs whose coordinator was killed: its silence ends their sessions."""
-    kafka = FakeKafka(partitions=1)
-    put(kafka, 0, b"a", b"b", b"c")
-    only = Partition(kafka.source, 0)
-    consumer = start(kafka)
-    consumer.run_once()
-    assert len(consumer.take(9)) == 3
+    kafka, only, consumer = three_in_hand()
     if has_another_died:
         other = DrivenConsumer(kafka)
         kafka.rebalance({consumer.broker: [], other.broker: [only]}, lost=[consumer.broker])
@@ -193,12 +198,8 @@ def test_whoever_gets_a_lost_partition_back_suspects_others_alone(
 @pytest.mark.parametrize("is_revoked", [False, True])
 def test_whoever_loses_it_again_before_a_record_comes_has_not_died(*, is_revoked: bool) -> None:
     """As while the members of a group come back one after another."""
-    kafka = FakeKafka(partitions=1)
-    put(kafka, 0, b"a", b"b", b"c")
-    only = Partition(kafka.source, 0)
-    consumer, other = start(kafka), DrivenConsumer(kafka)
-    consumer.run_once()
-    assert len(consumer.take(9)) == 3
+    kafka, only, consumer = three_in_hand()
+    other = DrivenConsumer(kafka)
     kafka.rebalance({consumer.broker: [only], other.broker: []}, lost=[consumer.broker])
     consumer.broker._call_back()
     if is_revoked:
@@ -211,12 +212,8 @@ def test_whoever_loses_it_again_before_a_record_comes_has_not_died(*, is_revoked
 
 
 def test_whoever_read_on_from_elsewhere_knows_no_note_of_its_own() -> None:
-    kafka = FakeKafka(partitions=1)
-    put(kafka, 0, b"a", b"b", b"c")
-    only = Partition(kafka.source, 0)
-    consumer, other = start(kafka), DrivenConsumer(kafka)
-    consumer.run_once()
-    assert len(consumer.take(9)) == 3
+    kafka, only, consumer = three_in_hand()
+    other = DrivenConsumer(kafka)
     consumer.engine._seeks.append((only, 0))
     consumer.run_often()
     kafka.rebalance({consumer.broker: [], other.broker: [only]}, lost=[consumer.broker])
