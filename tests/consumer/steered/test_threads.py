@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 
@@ -209,6 +212,30 @@ def test_what_a_handler_raises_ends_it_and_the_rest_is_handed_back() -> None:
         run_threads(consumer, handle, 1, 100)
     waiting = [int(one.value or b"") for one in consumer.take(100)]
     assert waiting == list(range(8, 100))  # in order, and nothing twice
+
+
+def names_of(frame: FrameType | None) -> Iterator[str]:
+    while frame is not None:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+def test_a_signal_that_reaches_another_thread_stops_it() -> None:
+    consumer = filled(1, 1)
+    stop, has_stopped = consumer.engine.stop, threading.Event()
+    main = threading.main_thread().ident or 0
+    before = signal.signal(signal.SIGUSR1, lambda *_: (stop(), has_stopped.set()))
+
+    def handle(_: ReceivedMessage) -> None:
+        until(lambda: "join" in names_of(sys._current_frames()[main]))
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        if not has_stopped.wait(PATIENCE_S):
+            raise KeyboardInterrupt("the main thread has not heard of it")
+
+    try:
+        run_threads(consumer, handle, 2, 99)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_concurrency_below_one_is_refused() -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Self, TypeVar, Unpack
 
 from delaywheel.consumer.batch import Batch
+from delaywheel.consumer.engine.handler_threads import WAIT_S
 from delaywheel.consumer.message import HandlerCancelledError, ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import (
@@ -20,7 +21,7 @@ from delaywheel.consumer.rules.middleware import (
     wrapped_awaited,
 )
 from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
-from delaywheel.consumer.sync import WAIT_S, BaseConsumer
+from delaywheel.consumer.sync import BaseConsumer
 from delaywheel.levels import Duration, length_ms
 
 _T = TypeVar("_T")

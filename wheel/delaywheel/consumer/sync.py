@@ -11,7 +11,7 @@ from typing import Final, Self, TypeVar, Unpack
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.engine import Engine
-from delaywheel.consumer.engine.handler_threads import HandlerThreads
+from delaywheel.consumer.engine.handler_threads import WAIT_S, HandlerThreads
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import ReceivedMessage
@@ -28,9 +28,6 @@ from delaywheel.consumer.watching.health import ConsumerHealth
 from delaywheel.levels import Duration, length_ms
 
 _T = TypeVar("_T")
-
-WAIT_S = 0.5
-"""A stop requested by a signal handler is noticed this soon."""
 
 
 class BaseConsumer:

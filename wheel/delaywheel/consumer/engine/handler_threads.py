@@ -9,6 +9,13 @@ from queue import SimpleQueue
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.message import ReceivedMessage
 
+WAIT_S = 0.5
+"""What a signal handler asks for is noticed this soon.
+
+Python runs it on the main thread, and the signal may have reached another one, which does not wake
+the main thread: it never waits longer than this.
+"""
+
 
 class HandlerThreads:
     """Threads that handle what one consumer hands out."""
@@ -53,7 +60,8 @@ class HandlerThreads:
             for thread in self._threads:
                 thread.start()
             for thread in self._threads:
-                thread.join()
+                while thread.is_alive():
+                    thread.join(WAIT_S)
         finally:
             self._is_over = True  # what comes here may be of a signal
             for thread in self._threads:
