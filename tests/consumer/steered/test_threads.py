@@ -222,9 +222,14 @@ def names_of(frame: FrameType | None) -> Iterator[str]:
 
 def test_a_signal_that_reaches_another_thread_stops_it() -> None:
     consumer = filled(1, 1)
-    stop, has_stopped = consumer.engine.stop, threading.Event()
+    has_stopped = threading.Event()
     main = threading.main_thread().ident or 0
-    before = signal.signal(signal.SIGUSR1, lambda *_: (stop(), has_stopped.set()))
+
+    def stop(*_: object) -> None:
+        consumer.engine.stop()
+        has_stopped.set()
+
+    before = signal.signal(signal.SIGUSR1, stop)
 
     def handle(_: ReceivedMessage) -> None:
         until(lambda: "join" in names_of(sys._current_frames()[main]))
