@@ -37,6 +37,11 @@ def init(parser: Parser) -> None:
         " (on one machine: 127.0.0.1, 127.0.0.2, …)",
     )
     parser.argument("--systemd", action="store_true", help="with a unit for each node")
+    parser.argument(
+        "--dev-certs",
+        action="store_true",
+        help="with certificates of nodes and of one caller: for development only, for 30 days",
+    )
     parser.argument("--out", required=True, type=Path, metavar="DIR", help="a new or empty folder")
 
 

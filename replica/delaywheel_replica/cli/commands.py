@@ -25,12 +25,13 @@ _DEAD: Final = (
 COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
     "init": Command(
         "Write the settings that each node of a new cluster starts with.",
-        f"{_DOING}.init:init",
+        f"{_DOING}.init.command:init",
         arguments.init,
         "A folder for each node: its settings, rights to begin with, and with --systemd a unit; "
         "and what Kafka's administrator does, as commands. All of it or, if something is wrong, "
         "nothing is written, and nothing is overwritten. Kafka is asked as by `config check "
-        "--connect`; whatever it answers is a warning.",
+        "--connect`; whatever it answers is a warning. The certificates of --dev-certs are read "
+        "where they are written: for a trial on one machine.",
         """
             # The nodes' names are those of their machines
             delaywheel init --kafka broker:9092 --cluster shop \\
@@ -39,6 +40,10 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
             # And where they are not
             delaywheel init --kafka broker:9092 --cluster shop \\
               --nodes n1=10.0.0.1,n2=10.0.0.2,n3=10.0.0.3 --out ./shop
+
+            # A trial on one machine, with certificates for 30 days
+            delaywheel init --kafka broker:9092 --cluster shop \\
+              --nodes n1=127.0.0.1,n2=127.0.0.2,n3=127.0.0.3 --dev-certs --out ./shop
         """,
     ),
     "serve": Command(

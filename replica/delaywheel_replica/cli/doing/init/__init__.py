@@ -1,0 +1,1 @@
+"""`delaywheel init`: what the nodes of a new cluster start with."""

@@ -1,0 +1,146 @@
+"""`delaywheel init --dev-certs`: nodes and one caller have certificates, and nobody else can."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import tomllib
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from local.loopback.kafka import KafkaBroker, free_ports
+from local.loopback.node import Node
+from support.clients.command import Command, Ended
+from support.kafka.read_committed import create_topic, read_all
+from support.services.service import wait_until
+
+HOSTS = {"n1": "127.0.0.1", "n2": "127.0.0.2", "n3": "127.0.0.3"}
+NODES = ",".join(f"{node}={host}" for node, host in HOSTS.items())
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_asked_of_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not there is waited for, for five seconds."""
+    monkeypatch.setattr("delaywheel_replica.cli.doing.init.command.kafka_items", lambda *_: ())
+
+
+def written(command: Command, out: Path, nodes: str, *others: str) -> Ended:
+    asked = ("--kafka", "127.0.0.1:1", "--cluster", "shop", "--nodes", nodes)
+    return command("init", *asked, "--dev-certs", "--out", str(out), *others)
+
+
+def certificate(file: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(file.read_bytes())
+
+
+def names(file: Path) -> list[object]:
+    named = certificate(file).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return [name.value for name in named.value]
+
+
+@pytest.mark.parametrize("nodes", ["n1", NODES])
+def test_the_settings_are_in_order_as_they_are(
+    nodes: str, command: Command, tmp_path: Path
+) -> None:
+    assert written(command, tmp_path / "shop", nodes).code == 0
+    for node in (pair.partition("=")[0] for pair in nodes.split(",")):
+        file = tmp_path / "shop" / node / "node.toml"
+        checked = command("config", "check", "--config", str(file))
+        assert checked.out == f"settings in order: node {node} of cluster shop\n"
+        settings = tomllib.loads(file.read_text())
+        assert "insecure" not in settings
+        assert settings["tls_client_ca"]
+
+
+def test_each_certificate_names_its_holder(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "shop"
+    assert written(command, out, "delay-1,n2=10.0.0.2,n3=[fd00::3]").code == 0
+    assert names(out / "delay-1/tls/tls.crt") == ["delay-1"]
+    assert names(out / "n2/tls/tls.crt") == [ip_address("10.0.0.2")]
+    assert names(out / "n3/tls/tls.crt") == [ip_address("fd00::3")]
+    assert names(out / "operator.tls/tls.crt") == ["operator"]
+
+
+def test_they_end_after_thirty_days(command: Command, tmp_path: Path) -> None:
+    ended = written(command, tmp_path, "n1")
+    ends = {certificate(file).not_valid_after_utc for file in tmp_path.rglob("*.crt")}
+    (until,) = ends
+    assert timedelta(0) <= datetime.now(UTC) + timedelta(days=30) - until < timedelta(minutes=5)
+    assert f"for development only, until {until:%Y-%m-%d %H:%M} UTC" in ended.out
+
+
+def test_one_authority_has_signed_them_whose_key_is_not_there(
+    command: Command, tmp_path: Path
+) -> None:
+    assert written(command, tmp_path, NODES).code == 0
+    (authority,) = {certificate(file) for file in tmp_path.rglob("ca.crt")}
+    keys = [load_pem_private_key(file.read_bytes(), None) for file in tmp_path.rglob("*.key")]
+    signed = [certificate(file) for file in tmp_path.rglob("tls.crt")]
+    assert len(keys) == len(signed) == 4
+    for each in signed:
+        each.verify_directly_issued_by(authority)
+    assert authority.public_key() not in [key.public_key() for key in keys]
+
+
+def test_their_owner_alone_may_read_keys_and_rights(command: Command, tmp_path: Path) -> None:
+    assert written(command, tmp_path, NODES).code == 0
+    for pattern in ("*.key", "grants.toml", "profiles.toml"):
+        found = [*tmp_path.rglob(pattern)]
+        assert found
+        assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
+
+
+def test_a_unit_has_no_certificates_for_development(command: Command, tmp_path: Path) -> None:
+    ended = written(command, tmp_path / "shop", "n1", "--systemd")
+    assert ended.code == 2
+    assert "--dev-certs with --systemd: " in ended.err
+    assert not (tmp_path / "shop").exists()
+
+
+@pytest.mark.kafka
+def test_nodes_start_with_it_and_take_the_callers_messages(
+    command: Command,
+    kafka: KafkaBroker,
+    cluster_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On ports that are free: those that it writes others may use here."""
+    out = tmp_path / "shop"
+    asked = ("--kafka", kafka.address, "--cluster", cluster_id, "--nodes", NODES)
+    assert command("init", *asked, "--dev-certs", "--out", str(out)).code == 0
+    profiles = tmp_path / "config" / "delaywheel"
+    profiles.mkdir(parents=True)
+    shutil.copy(out / "profiles.toml", profiles)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    topic = f"orders-{cluster_id}"
+    create_topic(kafka.address, topic)
+    free = free_ports(6)
+    ports, peer_ports = (dict(zip(HOSTS, some, strict=True)) for some in (free[:3], free[3:]))
+    members = {node: f"{host}:{peer_ports[node]}" for node, host in HOSTS.items()}
+    with ExitStack() as held:
+        for name, host in HOSTS.items():
+            at = f"{host}:{ports[name]}"
+            node = Node(name, out, port=0, peer_port=0, metrics_port=0)
+            moved = {"listen": at, "advertised": at, "members": members, "metrics_listen": None}
+            node.configure(tomllib.loads((out / name / "node.toml").read_text()) | moved)
+            held.callback(node.stop)
+            node.start()
+        for name, host in HOSTS.items():
+            where = ("--profile", cluster_id, "--server", f"{host}:{ports[name]}")
+            wait_until(f"{name} takes a message", taken(command, topic, name, *where))
+        found = read_all(kafka.address, topic, at_least=3)
+    assert {message.value() for message in found} == {name.encode() for name in HOSTS}
+
+
+def taken(command: Command, *words: str) -> Callable[[], bool]:
+    """Whether one was sent; of what became of an earlier try nothing may be known."""
+    id_ = ("--id", words[1].encode().hex().rjust(32, "0"), "--at", "2020-01-01T00:00Z", "--past-ok")
+    return lambda: command("produce", *words, *id_).code == 0
