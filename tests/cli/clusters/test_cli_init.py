@@ -80,7 +80,10 @@ def test_a_node_alone_has_no_members(command: Command, tmp_path: Path) -> None:
         ({"--nodes": "n1,n1,n3"}, "a name and a host of its own"),
         ({"--nodes": "n1=h,n2=h,n3"}, "a name and a host of its own"),
         ({"--nodes": "n1=0.0.0.0,n2,n3"}, "members.n1 0.0.0.0:7421: leads nowhere"),
-        ({"--nodes": "n1=a b,n2,n3"}, "'a b:7421' is not host:port"),
+        ({"--nodes": "n1=a b,n2,n3"}, "'a b' is no name or address of a host"),
+        ({"--nodes": "n1=$(id),n2,n3"}, "'$(id)' is no name or address of a host"),
+        ({"--nodes": "n1=10.0.0.300,n2,n3"}, "'10.0.0.300' is no name or address of a host"),
+        ({"--nodes": "n1=-a.b,n2,n3"}, "'-a.b' is no name or address of a host"),
         ({"--cluster": "My Shop"}, "cluster 'My Shop': 1 to 31 of a-z"),
         ({"--kafka": ""}, "kafka: bootstrap.servers is missing"),
     ],
@@ -93,6 +96,7 @@ def test_what_is_no_cluster_is_refused(
     ended = command("init", *words, "--out", str(tmp_path / "out" / "shop"))
     assert ended.code in {1, 2}
     assert said in ended.err
+    assert f"{tmp_path}/." not in ended.err  # what it was tried in is gone
     assert not (tmp_path / "out").exists()
     assert not [*tmp_path.glob(".*")]
 

@@ -7,9 +7,11 @@ and then given the name that was asked for: whatever goes wrong, nothing is ther
 from __future__ import annotations
 
 import errno
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +33,10 @@ from delaywheel_replica.config import Config
 
 _COUNTS: Final = (1, 3, 5)
 _DEVELOPMENT: Final = timedelta(days=30)
+# Not of digits alone at its end: that is an address, or none.
+_HOST: Final = re.compile(
+    r"(?=.{1,253}\Z)(?!(.*\.)?\d+\Z)\w([\w-]{0,61}\w)?(\.\w([\w-]{0,61}\w)?)*", re.ASCII
+)
 _OCCUPIED: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
@@ -85,6 +91,9 @@ def _write(files: Mapping[str, str], hosts: Iterable[str], out: Path, *, closed:
                 config = load(made / node / "node.toml", there)
             out.parent.mkdir(parents=True, exist_ok=True)
             made.rename(out)
+    except CommandFailure as failure:
+        failure.args = (str(failure).replace(str(made), str(out)),)
+        raise
     except OSError as error:
         if error.errno in _OCCUPIED:  # nothing takes the place of a file, or of a full folder
             text = f"{out} is no empty folder: name one, or a new one"
@@ -99,8 +108,10 @@ def _hosts(cluster: str, nodes: str) -> dict[str, str]:
     hosts = {name: host or name for name, _, host in pairs}
     try:
         check_name(cluster, what="cluster")
-        for name in hosts:
+        for name, host in hosts.items():
             check_name(name, what="node")
+            if not _is_host(host):
+                raise usage(f"--nodes {nodes}: {host!r} is no name or address of a host")
     except NameInvalidError as error:
         raise usage(str(error)) from None
     if len(hosts) < len(pairs) or len({*hosts.values()}) < len(pairs):
@@ -113,3 +124,11 @@ def _hosts(cluster: str, nodes: str) -> dict[str, str]:
             f"--nodes {nodes}: a cluster has 1, 3 or 5 of them: one more bears no more failures"
         )
     return hosts
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ip_address(text.strip("[]"))
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    return True
