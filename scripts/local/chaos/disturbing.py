@@ -39,11 +39,13 @@ class How(StrEnum):
     SERVER = "server"
     CLEANER = "cleaner"
     BROKER = "broker"
+    BOTH = "both"
     LEADERS = "leaders"
 
 
 KILLED = {
     How.NODE: PROCESSES,
+    How.BOTH: PROCESSES,
     How.TRANSACTION: PROCESSES,
     How.SERVER: ("server_pid",),
     How.CLEANER: ("cleaner_pid",),
@@ -105,9 +107,11 @@ class Disturber:
             # The leader may go on, or not.
             return Strike(what, leader.epoch - 1, at_ms, None)
         self._kill(leader.node, how)
+        if how is How.BOTH:
+            self._stop_broker(always_kill=True)
         return Strike(leader.node.id, leader.epoch, at_ms, None)
 
-    def _stop_broker(self) -> str:
+    def _stop_broker(self, *, always_kill: bool = False) -> str:
         """Stops the next broker, and starts it again; returns its name.
 
         Others go on without it until it is missed, and take it back before this returns.
@@ -116,7 +120,7 @@ class Disturber:
         turn, number = divmod(self._brokers_stopped, len(brokers.each))
         self._brokers_stopped += 1
         broker, is_alone = brokers.each[number], len(brokers.each) == 1
-        is_killed = is_alone or turn % 2 == 1
+        is_killed = always_kill or is_alone or turn % 2 == 1
         name = "broker" if is_alone else f"broker {broker.number}"
         began_s = time.monotonic()
         self._stage.view.note(f"{'kill -9' if is_killed else 'SIGTERM'} of {name}")

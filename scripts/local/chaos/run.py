@@ -233,8 +233,8 @@ def argument_parser() -> argparse.ArgumentParser:
         help="node: kill -9 of the leader's node; transaction: the same while many messages are "
         "being committed; pause: its processes stopped for 5 s; server, cleaner: kill -9 of that "
         "process alone; broker: kill -9 of Kafka's, with several of one after the other, by "
-        "SIGTERM and kill -9 in turn; leaders: each partition's is another broker, with several; "
-        "may be given again (default: all)",
+        "SIGTERM and kill -9 in turn; both: kill -9 of the leader's node and of a broker; leaders: "
+        "each partition's is another broker, with several; may be given again (default: all)",
     )
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help="how many (default: 3)")
     parser.add_argument("--brokers", type=int, default=1, metavar="N", help="how many (default: 1)")
