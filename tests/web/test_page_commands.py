@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc import ServicerContext
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.web.commands import running
 from delaywheel_replica.web.commands.running import CommandRunner
 from delaywheel_replica.web.refusals import PageRefusal
-from support.clients.fake_service import answer
+from support.clients.fake_service import answer, cancelled
 from support.clients.page_user import PageUser, knows, page
 from support.clients.scripted_node import ScriptedNode
 
@@ -173,6 +180,72 @@ async def test_a_command_prints_its_json_or_why_not(
     with pytest.raises(PageRefusal) as caught:
         await CommandRunner().run(ask, within_s=60)
     assert caught.value.reason == "COMMANDS_FULL"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "goes_on"),
+    [("trace", {}, False), ("dead/drop", {}, False), ("dead/drop", {"execute": True}, True)],
+)
+async def test_who_leaves_ends_their_command_unless_it_acts(
+    node: ScriptedNode,
+    user: PageUser,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    asked: dict[str, Any],
+    goes_on: bool,
+) -> None:
+    node.describe = answer(pb.DescribeClusterResponse(kafka="k:9092", cluster_id="c"))
+    printing = tmp_path / "command"
+    printing.write_text(
+        f"#!/bin/sh\ncd {tmp_path}\necho $$ >began\nuntil [ -e go ]; do sleep 0.1; done\n"
+        f"echo '{json.dumps(SETTLED)}'\n"
+    )
+    printing.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(printing))
+    await user.sign_in()
+    await _leaves(user, path, asked, (tmp_path / "began").exists)
+    process = Path("/proc") / (tmp_path / "began").read_text().strip()
+    if not goes_on:
+        await _until(lambda: not process.exists())
+        return
+    (tmp_path / "go").touch()
+    await _until(lambda: not process.exists())
+    (act,) = (await user.get("acts"))[1]["acts"]
+    assert act["outcome"] == {"DONE": 2, "TOPIC_MISSING": 1}
+
+
+async def test_an_act_of_who_has_left_is_noted(node: ScriptedNode, user: PageUser) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(service: Any, request: Any, context: ServicerContext) -> Any:
+        began.set()
+        assert goes_on.wait(60)
+        return cancelled(pb.CANCEL_OUTCOME_CANCELLED)(service, request, context)
+
+    node.script.append(slow)
+    await user.sign_in()
+    await _leaves(user, "DelayWheel/Cancel", {"messages": [{"handle": "x"}]}, began.is_set)
+    goes_on.set()
+    async with asyncio.timeout(60):
+        while not (acts := (await user.get("acts"))[1]["acts"]):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
+    assert acts[0]["outcome"] == {"CANCELLED": 1}
+
+
+async def _leaves(user: PageUser, path: str, asked: Any, under_way: Callable[[], bool]) -> None:
+    """Asks, and ends the connection meanwhile."""
+    asking = asyncio.create_task(user.post(path, asked))
+    await _until(under_way)
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.05)
 
 
 async def test_a_token_is_shown_whatever_the_words_are(monkeypatch: pytest.MonkeyPatch) -> None:

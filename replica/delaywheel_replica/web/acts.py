@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from time import time
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.web.nodes import Viewer
+from delaywheel_replica.web.nodes import Answered, Viewer
 from delaywheel_replica.web.refusals import PageRefusal
 
 KEPT: Final = 1_000
@@ -29,16 +29,18 @@ class ActLog:
     def __init__(self) -> None:
         self._acts: Final[deque[tuple[Viewer, dict[str, Any]]]] = deque(maxlen=KEPT)
 
-    def done(
-        self, viewer: Viewer, call: str, request: Message, answer: Message, principal: str
-    ) -> None:
-        """Notes an act that was answered."""
+    async def noted(
+        self, viewer: Viewer, call: str, request: Message, asking: Awaitable[Answered]
+    ) -> Answered:
+        """Returns what a node answers to an act, once that is noted."""
+        try:
+            who, answer = await asking
+        except PageRefusal as refusal:  # not done, or that is not known
+            self.note(viewer, call, _named(request), "", {refusal.reason: 1})
+            raise
         if not getattr(request, "dry_run", False):
-            self.note(viewer, call, _named(request), principal, _outcomes(answer))
-
-    def refused(self, viewer: Viewer, call: str, request: Message, refusal: PageRefusal) -> None:
-        """Notes one that was not done, or of which that is not known."""
-        self.note(viewer, call, _named(request), "", {refusal.reason: 1})
+            self.note(viewer, call, _named(request), who.principal, _outcomes(answer))
+        return who, answer
 
     def shown_to(self, viewer: Viewer, *, all_of_them: bool) -> list[dict[str, Any]]:
         """Returns the acts, the newest first: one's own, or all."""

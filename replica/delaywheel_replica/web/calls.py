@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.web.acts import ActLog
 from delaywheel_replica.web.guard import viewer_of
-from delaywheel_replica.web.nodes import NodeCalls, NodeMethod
+from delaywheel_replica.web.nodes import Answered, NodeCalls, NodeMethod
 from delaywheel_replica.web.refusals import PageRefusal
 
 BODY_AT_MOST: Final = 10 << 20
@@ -72,15 +72,10 @@ class CallRoutes:
             await self._nodes.who(viewer)
             async with self._long:
                 await asyncio.to_thread(parse, await body_of(request), asked)
-        try:
-            who, answer = await self._nodes.ask(viewer, method, asked)
-        except PageRefusal as refusal:
-            if is_act:
-                self._acts.refused(viewer, name, asked, refusal)
-            raise
+        asking: Awaitable[Answered] = self._nodes.ask(viewer, method, asked)
         if is_act:
-            self._acts.done(viewer, name, asked, answer, who.principal)
-        return web.Response(text=as_json(answer), content_type="application/json")
+            asking = asyncio.shield(self._acts.noted(viewer, name, asked, asking))
+        return web.Response(text=as_json((await asking)[1]), content_type="application/json")
 
 
 def is_short(request: web.Request) -> bool:

@@ -32,6 +32,8 @@ UNKNOWN_TOKEN: Final = "-"  # noqa: S105 - it is none
 _WITHIN_S: Final = 15.0
 _WHO_WITHIN_S: Final = 3.0
 ResultT = TypeVar("ResultT")
+Answered = tuple[pb.WhoAmIResponse, Message]
+"""Who a viewer is at a node, and its answer."""
 
 
 class Viewer(NamedTuple):
@@ -78,17 +80,15 @@ class NodeCalls:
         for _, channel in self._channels.values():
             await channel.close()
 
-    async def ask(
-        self, viewer: Viewer, method: NodeMethod, request: Message
-    ) -> tuple[pb.WhoAmIResponse, Message]:
-        """Makes a call for a viewer; returns who they are there, and the answer.
+    async def ask(self, viewer: Viewer, method: NodeMethod, request: Message) -> Answered:
+        """Makes a call for a viewer.
 
         Raises:
             PageRefusal: The viewer does not count there, the node refuses, or none answers.
         """
         metadata = _metadata(viewer)
 
-        async def both(channel: grpc.aio.Channel) -> tuple[pb.WhoAmIResponse, Message]:
+        async def both(channel: grpc.aio.Channel) -> Answered:
             who = await _call(channel, WHO_AM_I, pb.WhoAmIRequest(), metadata, _WHO_WITHIN_S)
             assert isinstance(who, pb.WhoAmIResponse)
             self._judge(viewer, who)

@@ -54,9 +54,5 @@ class PageSettings:
         """Returns what a browser may send as `Host`."""
         own = {"localhost", "127.0.0.1", "[::1]", self.listen.rpartition(":")[0], *self.hosts}
         usual = 80 if self.certificate is None else 443
-        named = {host if _has_port(host) else f"{host}:{port}" for host in own}
+        named = {h if h.rpartition(":")[2].isdecimal() else f"{h}:{port}" for h in own}
         return frozenset(named | ({host for host in own if port == usual}))
-
-
-def _has_port(host: str) -> bool:
-    return host.rpartition(":")[2].isdecimal() and not host.endswith("]")

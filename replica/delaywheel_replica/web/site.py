@@ -57,6 +57,7 @@ class PageSite:
         self._runner: Final = web.AppRunner(
             self._app(),
             handle_signals=False,
+            handler_cancellation=True,  # of who has left; acts are shielded
             access_log=None,
             keepalive_timeout=SILENT_S,
             shutdown_timeout=_SHUTDOWN_S,

@@ -14,7 +14,8 @@ Nodes are not asked about letters, so the page judges here, by what they grant t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -67,15 +68,19 @@ class LetterRoutes:
         rights = await self._nodes.rights(viewer)  # of whom a node does not know no body is read
         asked = parsed(await body_of(request), COMMANDS[command])
         if command in {"replay", "drop"}:
-            return web.json_response(await self._settle(command, asked, viewer, rights))
+            settling: Awaitable[Any] = self._settle(command, asked, viewer, rights)
+            if asked.get("execute"):
+                settling = asyncio.shield(settling)
+            return web.json_response(await settling)
         if not rights.may_somewhere(Right.READ):
             raise forbidden(Right.READ)
         _refuse_without(rights, Right.READ, asked.get("dead_topic"))
         if command == "show":
             if "place" not in asked:
                 raise malformed("place: PARTITION:OFFSET")
-            given = {"places": [asked.pop("place")], **asked}
-            letter = await self._run("show", given, viewer, _WITHIN_S)
+            letter = await self._run(
+                "show", {"places": [asked.pop("place")], **asked}, viewer, _WITHIN_S
+            )
             _refuse_without(rights, Right.READ, letter["topic"] or "")
             return web.json_response(letter)
         found = await self._run("list", asked, viewer, _WITHIN_S)

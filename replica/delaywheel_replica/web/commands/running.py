@@ -46,13 +46,11 @@ class CommandRunner:
             )
         self._running += 1
         try:
-            with _file_of(token) as file:
-                if file is None:
-                    return await _answer(words, within_s, ())
+            with _files_of(token) as files:
                 # Behind `--` it would be one of the words that are no options.
                 at = words.index("--") if "--" in words else len(words)
-                shown = [*words[:at], f"--token-file=/dev/fd/{file}", *words[at:]]
-                return await _answer(shown, within_s, (file,))
+                shown = [f"--token-file=/dev/fd/{file}" for file in files]
+                return await _answer([*words[:at], *shown, *words[at:]], within_s, files)
         finally:
             self._running -= 1
 
@@ -76,8 +74,9 @@ async def _answer(words: Sequence[str], within_s: float, files: Sequence[int]) -
             printed, said = await asyncio.gather(_read(process.stdout), _read(process.stderr))
             code = await process.wait()
     except TimeoutError as error:
-        text = f"it took longer than {within_s:g} s: ask for less"
-        raise PageRefusal(504, "COMMAND_TOO_SLOW", text) from error
+        raise PageRefusal(
+            504, "COMMAND_TOO_SLOW", f"it took longer than {within_s:g} s: ask for less"
+        ) from error
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -107,14 +106,14 @@ def _refusal(code: int, said: str) -> PageRefusal:
 
 
 @contextmanager
-def _file_of(token: str | None) -> Iterator[int | None]:
+def _files_of(token: str | None) -> Iterator[tuple[int, ...]]:
     if token is None:
-        yield None
+        yield ()
         return
     file = os.memfd_create("token")
     try:
         os.fchmod(file, 0o600)
         os.write(file, token.encode())
-        yield file
+        yield (file,)
     finally:
         os.close(file)
