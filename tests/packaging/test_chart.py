@@ -30,6 +30,7 @@ IMAGE = {"DELAYWHEEL_DATA_DIR": "/data"} | {
 }
 ASKED = ("cluster=shop", "kafka.bootstrapServers=broker:9092")
 OPEN = (*ASKED, "settings.insecure=true")
+LIMITED = "settings.ingress_destinations.delaywheel-shop-ingress={orders}"
 CLOSED = (*ASKED, "tls.secret=shop-tls", "access.secret=shop-access")
 WITH_SECRETS = "/etc/delaywheel/tls/tls.crt"
 
@@ -87,13 +88,14 @@ def test_the_schema_is_that_of_the_settings() -> None:
     assert chart.FILE.read_text(encoding="utf-8") == chart.schema()
 
 
-def test_the_charts_sizes_are_the_defaults_of_the_settings() -> None:
+def test_the_numbers_in_the_chart_are_the_defaults_of_the_settings() -> None:
     text = (ROOT / "packaging/chart/templates/_helpers.tpl").read_text(encoding="utf-8")
     (named,) = re.findall(r"\.Values\.settings \(dict (.*?)\)", text)
     given = dict(re.findall(r'"(\w+)" (\d+)', named))
     assert given.keys() == {
         *("max_message_bytes", "max_request_bytes", "transaction_bytes"),
         *("max_caller_in_flight_bytes", "max_in_flight_bytes"),
+        *("span_seconds", "late_window_seconds"),
     }
     config = Config(cluster_id="c", node_id="n", data_dir=ROOT, kafka={})
     assert {name: str(getattr(config, name)) for name in given} == given
@@ -125,6 +127,9 @@ def test_any_setting_may_be_given(helm: Helm, monkeypatch: pytest.MonkeyPatch) -
         "settings.halves=false",
         "settings.levels.soon=250",
         "settings.ingress_topics={a,b}",
+        "settings.ingress_destinations.a={x}",
+        "settings.ledger_retention_hours=8809",
+        LIMITED,
         r"kafka.settings.security\.protocol=PLAINTEXT",
     )
     config = config_of(helm.rendered(*OPEN, *given)["StatefulSet/shop"], 0, monkeypatch)
@@ -150,6 +155,14 @@ def test_any_setting_may_be_given(helm: Helm, monkeypatch: pytest.MonkeyPatch) -
         ((*OPEN, "settings.transaction_bytes=1024"), "max_message_bytes: it is above transaction"),
         ((*OPEN, "settings.max_request_bytes=33554433"), "above max_caller_in_flight_bytes"),
         ((*OPEN, "settings.max_in_flight_bytes=1"), "above max_in_flight_bytes"),
+        ((*OPEN, "settings.ledger_retention_hours=192"), "hours 192: at least 193"),
+        ((*OPEN, "settings.ttl_header=dw-ttl"), "settings.ttl_header dw-ttl: no message"),
+        ((*OPEN, "settings.ingress_topics={a b}"), "ingress_topics a b: no name of a topic"),
+        ((*OPEN, "settings.ingress_topics={delaywheel-shop-dead}"), "-dead: the service's own"),
+        ((*OPEN, "settings.ingress=false", "settings.halves=true"), "settings.halves: they come"),
+        ((*OPEN, LIMITED, "settings.halves=true"), "settings.halves: they come"),
+        ((*OPEN, LIMITED, "settings.ingress=false"), "shop-ingress: no ingress topic"),
+        ((*OPEN, "settings.ingress_destinations.a={x}"), "destinations.a: no ingress topic"),
         ((*ASKED, "tls.secret=only"), "settings.insecure: without tls.secret"),
         ((*ASKED, "certManager.issuer=only"), "and access.secret whoever reaches"),
         ((*OPEN, "monitoring.rules=yes"), "rules"),

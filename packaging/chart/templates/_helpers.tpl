@@ -83,10 +83,36 @@ envFrom:
 {{- if gt (int (default 0 .Values.settings.min_insync)) (int .Values.nodes) -}}
 {{- fail (printf "settings.min_insync %v: there are %v nodes" .Values.settings.min_insync .Values.nodes) -}}
 {{- end -}}
-{{- $sizes := merge (dict) .Values.settings (dict "max_message_bytes" 1000000 "max_request_bytes" 16777216 "transaction_bytes" 16777216 "max_caller_in_flight_bytes" 33554432 "max_in_flight_bytes" 134217728) -}}
+{{- $given := merge (dict) .Values.settings (dict "max_message_bytes" 1000000 "max_request_bytes" 16777216 "transaction_bytes" 16777216 "max_caller_in_flight_bytes" 33554432 "max_in_flight_bytes" 134217728 "span_seconds" 604800 "late_window_seconds" 120) -}}
 {{- range list (list "max_message_bytes" "max_request_bytes") (list "max_message_bytes" "transaction_bytes") (list "max_request_bytes" "max_caller_in_flight_bytes") (list "max_caller_in_flight_bytes" "max_in_flight_bytes") -}}
-{{- if gt (int64 (get $sizes (first .))) (int64 (get $sizes (last .))) -}}
+{{- if gt (int64 (get $given (first .))) (int64 (get $given (last .))) -}}
 {{- fail (printf "settings.%s: it is above %s" (first .) (last .)) -}}
+{{- end -}}
+{{- end -}}
+{{- $kept := int64 (default 0 $given.ledger_retention_hours) -}}
+{{- $needed := add 24 (div (add $given.span_seconds $given.late_window_seconds 3599) 3600) -}}
+{{- if and $kept (lt $kept $needed) -}}
+{{- fail (printf "settings.ledger_retention_hours %d: at least %d, by span_seconds and late_window_seconds, or 0" $kept $needed) -}}
+{{- end -}}
+{{- if hasPrefix "dw-" (default "" $given.ttl_header) -}}
+{{- fail (printf "settings.ttl_header %s: no message can have a header of this name" $given.ttl_header) -}}
+{{- end -}}
+{{- $ingress := printf "delaywheel-%s-ingress" .Values.cluster -}}
+{{- range $topic := $given.ingress_topics -}}
+{{- if or (not (regexMatch "^[a-zA-Z0-9._-]{1,249}$" $topic)) (has $topic (list "." "..")) -}}
+{{- fail (printf "settings.ingress_topics %s: no name of a topic" $topic) -}}
+{{- end -}}
+{{- if regexMatch (printf "^delaywheel-%s-(control|outcomes|dead|halves)$" $.Values.cluster) $topic -}}
+{{- fail (printf "settings.ingress_topics %s: the service's own" $topic) -}}
+{{- end -}}
+{{- end -}}
+{{- $is_on := ne (toString $given.ingress) "false" -}}
+{{- if and $given.halves (or (not $is_on) (hasKey (default dict $given.ingress_destinations) $ingress)) -}}
+{{- fail (printf "settings.halves: they come through %s, which has to be on, and to lead anywhere" $ingress) -}}
+{{- end -}}
+{{- range $topic, $_ := $given.ingress_destinations -}}
+{{- if not (or (has $topic (default list $given.ingress_topics)) (and $is_on (eq $topic $ingress))) -}}
+{{- fail (printf "settings.ingress_destinations.%s: no ingress topic" $topic) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (not .Values.settings.insecure) (not (and (include "delaywheel.tls" .) .Values.access.secret)) -}}
