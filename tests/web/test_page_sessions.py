@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from typing import Any
+
 import pytest
 from grpc import ServicerContext, StatusCode
 
@@ -15,7 +19,7 @@ from delaywheel_replica.web.sessions import (
     SESSIONS_AT_MOST,
     Sessions,
 )
-from support.clients.fake_service import abort_bare, answer
+from support.clients.fake_service import Behaviour, abort_bare, answer
 from support.clients.page_user import PageUser, knows, page, who
 from support.clients.scripted_node import ScriptedNode
 
@@ -101,6 +105,39 @@ async def test_guesses_by_the_header_count_too(user: PageUser) -> None:
     assert codes == [401] * 10 + [429]
 
 
+async def test_guesses_sent_at_the_same_time_are_counted(
+    node: ScriptedNode, user: PageUser
+) -> None:
+    """Each was let through before the first one had failed."""
+    node.who_am_i = _slowly(knows({}))
+    for_header = [
+        user.post("DelayWheel/WhoAmI", {}, {"Authorization": f"Bearer {guess}"})
+        for guess in range(20)
+    ]
+    by_header = [status for status, _ in await asyncio.gather(*for_header)]
+    assert sorted(by_header) == [401] * FAILURES_AT_MOST + [429] * 10
+    user.site.sessions._failures.clear()
+    signed_in = await asyncio.gather(*(user.sign_in(f"{guess}") for guess in range(20)))
+    assert sorted(signed_in) == [401] * FAILURES_AT_MOST + [429] * 10
+
+
+async def test_many_calls_at_the_same_time_are_no_guesses(
+    node: ScriptedNode, user: PageUser
+) -> None:
+    node.who_am_i = _slowly(knows({"t": who("ann", "inspect")}))
+    bearer = {"Authorization": "Bearer t"}
+    calls = [user.post("DelayWheel/ListSlots", {}, bearer) for _ in range(20)]
+    assert {status for status, _ in await asyncio.gather(*calls)} == {200}
+
+
+def _slowly(behave: Behaviour) -> Behaviour:
+    def slow(*given: Any) -> Any:
+        time.sleep(0.05)
+        return behave(*given)
+
+    return slow
+
+
 async def test_nodes_that_are_away_are_nobodys_failure(node: ScriptedNode, user: PageUser) -> None:
     node.who_am_i = abort_bare(StatusCode.UNAVAILABLE)
     assert {await user.sign_in() for _ in range(11)} == {503}
@@ -135,20 +172,25 @@ def test_a_session_ends_after_its_time_and_gives_way_to_newer_ones() -> None:
     assert sessions.viewer(first, "a") is None
 
 
-def test_failures_are_forgotten_and_few_addresses_are_kept() -> None:
+async def test_failures_are_forgotten_and_few_addresses_are_kept(user: PageUser) -> None:
     clock = Clock()
     sessions = Sessions(clock)
-    for _ in range(FAILURES_AT_MOST):
-        sessions.failed("a")
-    with pytest.raises(PageRefusal) as caught:
-        sessions.refuse_guesses("a")
-    assert (caught.value.reason, caught.value.retry_after_s) == ("TOO_MANY_SIGN_INS", 60)
-    sessions.refuse_guesses("b")
+
+    async def refused(address: str) -> PageRefusal:
+        with pytest.raises(PageRefusal) as caught:
+            await sessions.known("é", address, user.site.nodes)
+        return caught.value
+
+    assert {(await refused("a")).reason for _ in range(FAILURES_AT_MOST)} == {"SIGN_IN"}
+    full = await refused("a")
+    assert (full.reason, full.retry_after_s) == ("TOO_MANY_SIGN_INS", 60)
+    assert (await refused("b")).reason == "SIGN_IN"
     clock.now_s += 60
-    sessions.refuse_guesses("a")
+    assert (await refused("a")).reason == "SIGN_IN"
     for number in range(ADDRESSES_AT_MOST + 1):
-        sessions.failed(str(number))
+        await refused(str(number))
     assert len(sessions._failures) == ADDRESSES_AT_MOST
+    assert not sessions._turns
 
 
 @pytest.mark.parametrize("shown", ["", "with\nline", "a b", "é", "x" * 5_000, "\udce9"])

@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from delaywheel_replica.web.nodes import Viewer
+from delaywheel_replica.web.nodes import NodeCalls, Viewer
 from delaywheel_replica.web.refusals import PageRefusal, signed_out
 from delaywheel_replica.web.sessions import Sessions
 
@@ -43,9 +43,10 @@ class Guard:
         hosts: What browsers may send as `Host`; known once it is listened.
     """
 
-    def __init__(self, sessions: Sessions, *, insecure: bool) -> None:
+    def __init__(self, sessions: Sessions, nodes: NodeCalls, *, insecure: bool) -> None:
         self.hosts: frozenset[str] = frozenset()
         self._sessions: Final = sessions
+        self._nodes: Final = nodes
         self._insecure: Final = insecure
 
     @web.middleware
@@ -74,9 +75,8 @@ class Guard:
         address = address_of(request)
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            self._sessions.refuse_guesses(address)
-            request[_VIEWER] = self._sessions.shown(token.strip(), address)
-            return await self._counted(request, handler)
+            request[_VIEWER], _ = await self._sessions.known(token.strip(), address, self._nodes)
+            return await handler(request)
         self._refuse_others(request)
         session = request.cookies.get(cookie_name(request), "")
         viewer = self._sessions.viewer(session, address)
@@ -99,15 +99,6 @@ class Guard:
         session = request.get(_SESSION)
         if session is not None and self._sessions.viewer(session, address_of(request)) is None:
             raise signed_out("this session has ended: sign in again")
-
-    async def _counted(self, request: web.Request, handler: PageHandler) -> web.StreamResponse:
-        """Counts a token that no node knows as a failure to sign in."""
-        try:
-            return await handler(request)
-        except PageRefusal as refusal:
-            if refusal.status == 401:
-                self._sessions.failed(address_of(request))
-            raise
 
     def _refuse_others(self, request: web.Request) -> None:
         """Refuses what other sites had a browser send.

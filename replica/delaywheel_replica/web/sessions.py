@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import secrets
@@ -9,8 +10,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
-from delaywheel_replica.web.nodes import UNKNOWN_TOKEN, Viewer
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.web.nodes import UNKNOWN_TOKEN, NodeCalls, Viewer
 from delaywheel_replica.web.refusals import PageRefusal, signed_out
 
 SESSION_S: Final = 12 * 3600.0
@@ -42,6 +45,28 @@ class Sessions:
         self._clock: Final = clock
         self._sessions: Final[OrderedDict[str, _Session]] = OrderedDict()
         self._failures: Final[OrderedDict[str, deque[float]]] = OrderedDict()
+        self._turns: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
+
+    async def known(
+        self, token: str, address: str, nodes: NodeCalls
+    ) -> tuple[Viewer, pb.WhoAmIResponse]:
+        """Returns the viewer who shows this, and who that is at a node.
+
+        An address has one turn: of guesses sent at the same time each counts before the next.
+
+        Raises:
+            PageRefusal: 401, which is a failure of the address; TOO_MANY_SIGN_INS, with when to
+                try again; what else `NodeCalls.ask` raises.
+        """
+        async with self._turns.setdefault(address, asyncio.Lock()):
+            self._refuse_guesses(address)
+            try:
+                viewer = self.shown(token, address)
+                return viewer, await nodes.who(viewer)
+            except PageRefusal as refusal:
+                if refusal.status == 401:
+                    self._failed(address)
+                raise
 
     def shown(self, token: str, address: str) -> Viewer:
         """Returns the viewer who shows this, if nodes agree.
@@ -78,12 +103,7 @@ class Sessions:
         """Signs out."""
         self._sessions.pop(session, None)
 
-    def refuse_guesses(self, address: str) -> None:
-        """Lets an address try, unless it has failed too often.
-
-        Raises:
-            PageRefusal: TOO_MANY_SIGN_INS, with when to try again.
-        """
+    def _refuse_guesses(self, address: str) -> None:
         failures = self._failures.get(address, ())
         recent = [at_s for at_s in failures if at_s > self._clock() - FAILURES_S]
         if len(recent) >= FAILURES_AT_MOST:
@@ -94,8 +114,7 @@ class Sessions:
                 retry_after_s=recent[0] + FAILURES_S - self._clock(),
             )
 
-    def failed(self, address: str) -> None:
-        """Counts a failure."""
+    def _failed(self, address: str) -> None:
         failures = self._failures.setdefault(address, deque(maxlen=FAILURES_AT_MOST))
         failures.append(self._clock())
         self._failures.move_to_end(address)

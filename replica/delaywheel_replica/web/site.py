@@ -52,7 +52,7 @@ class PageSite:
         self._settings: Final = settings
         self._acts: Final = ActLog()
         shows_insecure = settings.insecure and not settings.is_local
-        self._guard: Final = guard.Guard(self.sessions, insecure=settings.insecure)
+        self._guard: Final = guard.Guard(self.sessions, self.nodes, insecure=settings.insecure)
         self._live: Final = Live(self.nodes, self._guard.refuse_signed_out, insecure=shows_insecure)
         self._runner: Final = web.AppRunner(
             self._app(),
@@ -134,21 +134,13 @@ class PageSite:
         return app
 
     async def _sign_in(self, request: web.Request) -> web.Response:
-        address = guard.address_of(request)
-        self.sessions.refuse_guesses(address)
         try:
             shown = json.loads(await short_body_of(request))["token"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise PageRefusal(400, "REQUEST_MALFORMED", 'send {"token": "…"}') from error
         if not isinstance(shown, str):
             raise PageRefusal(400, "REQUEST_MALFORMED", "token: a text")
-        try:
-            viewer = self.sessions.shown(shown, address)
-            who = await self.nodes.who(viewer)
-        except PageRefusal as refusal:
-            if refusal.status == 401:
-                self.sessions.failed(address)
-            raise
+        viewer, who = await self.sessions.known(shown, guard.address_of(request), self.nodes)
         answer = _said(who)
         answer.set_cookie(
             guard.cookie_name(request),
