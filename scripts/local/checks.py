@@ -253,8 +253,9 @@ class Lane:
         threading.Thread(target=self._run).start()
 
     def wait(self) -> None:
-        """Blocks until all steps are done; a signal interrupts it."""
-        self._finished.wait()
+        """Blocks until all steps are done; a signal interrupts it, within a second."""
+        while not self._finished.wait(1):  # a signal may have reached another thread
+            pass
 
     def end(self, how: signal.Signals) -> None:
         """Sends the step a signal; no other one begins."""
