@@ -15,7 +15,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.web.nodes import Answered, Viewer
+from delaywheel_replica.web.nodes import NodeAnswer, Viewer
 from delaywheel_replica.web.refusals import PageRefusal
 
 KEPT: Final = 1_000
@@ -30,8 +30,8 @@ class ActLog:
         self._acts: Final[deque[tuple[Viewer, dict[str, Any]]]] = deque(maxlen=KEPT)
 
     async def noted(
-        self, viewer: Viewer, call: str, request: Message, asking: Awaitable[Answered]
-    ) -> Answered:
+        self, viewer: Viewer, call: str, request: Message, asking: Awaitable[NodeAnswer]
+    ) -> NodeAnswer:
         """Returns what a node answers to an act, once that is noted."""
         try:
             who, answer = await asking

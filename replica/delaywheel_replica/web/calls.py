@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.web.acts import ActLog
 from delaywheel_replica.web.guard import viewer_of
-from delaywheel_replica.web.nodes import Answered, NodeCalls, NodeMethod
+from delaywheel_replica.web.nodes import NodeAnswer, NodeCalls, NodeMethod
 from delaywheel_replica.web.refusals import PageRefusal
 
 BODY_AT_MOST: Final = 10 << 20
@@ -72,7 +72,7 @@ class CallRoutes:
             await self._nodes.who(viewer)
             async with self._long:
                 await asyncio.to_thread(parse, await body_of(request), asked)
-        asking: Awaitable[Answered] = self._nodes.ask(viewer, method, asked)
+        asking: Awaitable[NodeAnswer] = self._nodes.ask(viewer, method, asked)
         if is_act:
             asking = asyncio.shield(self._acts.noted(viewer, name, asked, asking))
         return web.Response(text=as_json((await asking)[1]), content_type="application/json")

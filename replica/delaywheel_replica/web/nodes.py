@@ -32,7 +32,7 @@ UNKNOWN_TOKEN: Final = "-"  # noqa: S105 - it is none
 _WITHIN_S: Final = 15.0
 _WHO_WITHIN_S: Final = 3.0
 ResultT = TypeVar("ResultT")
-Answered = tuple[pb.WhoAmIResponse, Message]
+NodeAnswer = tuple[pb.WhoAmIResponse, Message]
 """Who a viewer is at a node, and its answer."""
 
 
@@ -80,7 +80,7 @@ class NodeCalls:
         for _, channel in self._channels.values():
             await channel.close()
 
-    async def ask(self, viewer: Viewer, method: NodeMethod, request: Message) -> Answered:
+    async def ask(self, viewer: Viewer, method: NodeMethod, request: Message) -> NodeAnswer:
         """Makes a call for a viewer.
 
         Raises:
@@ -88,7 +88,7 @@ class NodeCalls:
         """
         metadata = _metadata(viewer)
 
-        async def both(channel: grpc.aio.Channel) -> Answered:
+        async def both(channel: grpc.aio.Channel) -> NodeAnswer:
             who = await _call(channel, WHO_AM_I, pb.WhoAmIRequest(), metadata, _WHO_WITHIN_S)
             assert isinstance(who, pb.WhoAmIResponse)
             self._judge(viewer, who)
