@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 _Waits = TypeVar("_Waits", bound=Hashable)
@@ -37,11 +38,23 @@ class RoundRobin(Generic[_Waits]):
         """Returns what waits of a sharer, in order."""
         return [*self._sharers.get(sharer, ())]
 
-    def take(self) -> _Waits:
-        """Takes out what is next."""
+    def first(self, sharer: Hashable) -> _Waits | None:
+        """Returns what is next of a sharer, if anything waits."""
+        return next(iter(self._sharers.get(sharer, ())), None)
+
+    def firsts(self) -> list[_Waits]:
+        """Returns what is next of each sharer; on any thread, what was a moment ago."""
+        return [first for of_one in [*self._sharers.values()] for first in islice(of_one, 1)]
+
+    def next(self) -> _Waits:
+        """Returns what is next."""
         if self._served in self._sharers:
             self._sharers.move_to_end(self._served)
+        return next(iter(next(iter(self._sharers.values()))))
+
+    def take(self) -> _Waits:
+        """Takes out what is next."""
+        waits = self.next()
         self._served = next(iter(self._sharers))
-        waits = next(iter(self._sharers[self._served]))
         self.discard(self._served, waits)
         return waits

@@ -93,12 +93,12 @@ class DelayWheelService:
     async def Commit(self, request: pb.CommitRequest, context: CallContext) -> pb.CommitResponse:
         """See the protocol."""
         context.caller.spend(len(request.halves), request.ByteSize())
-        return await self._changes.commits.commit(request, context.caller)
+        return await self._changes.commits.commit(request, context)
 
     async def Cancel(self, request: pb.CancelRequest, context: CallContext) -> pb.CancelResponse:
         """See the protocol."""
         context.caller.spend(len(request.messages), request.ByteSize())
-        return await self._changes.cancels.cancel(request, context.caller, left_s=context.left_s)
+        return await self._changes.cancels.cancel(request, context)
 
     async def CancelMany(
         self, request: pb.CancelManyRequest, context: CallContext
@@ -113,7 +113,7 @@ class DelayWheelService:
         else:
             caller.spend(1, request.ByteSize())
         try:
-            answer = await self._changes.cancel_many.cancel_many(request, caller)
+            answer = await self._changes.cancel_many.cancel_many(request, context)
         except asyncio.CancelledError:  # its caller has left, and all of the page may be cancelled
             if not request.dry_run:
                 caller.charge(page_size_of(request.limit) - 1)
@@ -127,9 +127,7 @@ class DelayWheelService:
     ) -> pb.RescheduleResponse:
         """See the protocol."""
         context.caller.spend(len(request.messages), request.ByteSize())
-        return await self._changes.reschedules.reschedule(
-            request, context.caller, left_s=context.left_s
-        )
+        return await self._changes.reschedules.reschedule(request, context)
 
     async def GetMessage(
         self, request: pb.GetMessageRequest, context: CallContext
@@ -155,7 +153,7 @@ class DelayWheelService:
         """
         is_doubtful = is_undecided = False
         try:
-            got = await self._queries.get_message(named, context.caller.principal)
+            got = await self._queries.get_message(named, context.sharer)
             message, is_doubtful, is_undecided = got.message, got.is_doubtful, got.is_undecided
         except RequestRefusedError as error:
             answered = None
@@ -169,13 +167,13 @@ class DelayWheelService:
             if answered is not None:
                 message.state, message.dead_reason = answered.state, answered.dead_reason
         if is_doubtful and message.state == pb.MESSAGE_STATE_DONE:
-            ended = await self._places.ended(message, context.caller.principal)
+            ended = await self._places.ended(message, context.sharer)
             is_half = any(header.name == HALF_GROUP for header in message.headers)
             if is_half and ended == pb.MESSAGE_STATE_CANCELLED:
                 ended = pb.MESSAGE_STATE_ROLLED_BACK
             message.state = message.state if ended is None else ended
         if request.find_place:
-            await self._places.add_place(message, context.caller.principal)
+            await self._places.add_place(message, context.sharer)
         return message
 
     async def _ask_leader(
@@ -193,7 +191,7 @@ class DelayWheelService:
             wanted = wanted_of(request.filter)
             found_in = searchable(context.caller, Right.INSPECT, request.filter)
             answer = await self._search.search(
-                request, wanted.only_in(found_in.test), context.caller.principal
+                request, wanted.only_in(found_in.test), context.sharer
             )
             shown_to(context.caller, answer.messages)
             outcome.append("INCOMPLETE" if answer.looked.incomplete else "COMPLETE")
@@ -204,14 +202,12 @@ class DelayWheelService:
     ) -> pb.ListSlotsResponse:
         """See the protocol."""
         _count_question(request, context)
-        return await self._fan_out.list_slots(
-            request, context.left_s, context.caller.principal or ""
-        )
+        return await self._fan_out.list_slots(request, context.left_s, context.sharer)
 
     async def GetSlot(self, request: pb.GetSlotRequest, context: CallContext) -> pb.GetSlotResponse:
         """See the protocol."""
         _count_question(request, context)
-        answer = await self._queries.get_slot(request, context.caller.principal)
+        answer = await self._queries.get_slot(request, context.sharer)
         if context.caller.rights.may_everywhere(Right.READ):
             return answer
         shown = shown_to(context.caller, answer.messages)
@@ -224,7 +220,7 @@ class DelayWheelService:
         if request.details or request.all_members:
             refuse_details(context.caller, (Right.INSPECT, Right.OPERATE))
         caller = context.caller
-        answer = await self._fan_out.describe(request, context.left_s, caller.principal or "")
+        answer = await self._fan_out.describe(request, context.left_s, context.sharer)
         if caller.how == "token" and not caller.has_certificate and self._fan_out.has_token_port:
             self._fan_out.name_token_ports(answer)
         if not caller.rights.may_somewhere(Right.OPERATE):

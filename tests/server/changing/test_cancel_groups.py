@@ -37,6 +37,7 @@ from delaywheel_replica.server.changing.pending import (
     WaitingCancels,
 )
 from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.places import ASKED_AT_MOST
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -62,10 +63,12 @@ class Site:
         goes_on: looks wait for it.
         doubtful: the ids of which the first look could not read everything.
         absent: the ids of which nothing is found.
+        asked_about: what the other nodes were asked for.
         others_answer: the other nodes find nothing, and say so then.
         is_current: looks find all that the progress accounts for.
         put_off: how often a look was not made, because it would not.
         refused: the rows of each group that are refused.
+        cancels: of each message, that lie there.
         records: of other dues.
     """
 
@@ -75,6 +78,7 @@ class Site:
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     doubtful: set[bytes] = field(default_factory=set)
     absent: set[bytes] = field(default_factory=set)
+    asked_about: list[Reference] = field(default_factory=list)
     others_answer: asyncio.Event = field(default_factory=asyncio.Event)
     is_current: bool = True
     put_off: int = 0
@@ -82,6 +86,7 @@ class Site:
     progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     counts: NodeCounts = field(default_factory=NodeCounts)
+    cancels: list[Position] = field(default_factory=list)
     records: dict[MessageKey, Reschedule] = field(default_factory=dict)
 
     def basis(self) -> DecisionBasis:
@@ -109,16 +114,22 @@ class Site:
             Subject(
                 each._replace(wheel=None),
                 each,
-                Found((DUE_MS,), [COPY], readable=each.id not in self.doubtful)
+                Found((DUE_MS,), [COPY], [*self.cancels], readable=each.id not in self.doubtful)
                 if each.id not in self.absent
                 else Found(),
             )
             for each in references
         ]
 
-    async def nobody_has(self, _named: Reference) -> bool:
+    async def nobody_has(self, named: Reference, _sharer: object) -> bool:
+        self.asked_about.append(named)
         await self.others_answer.wait()
         return True
+
+    async def look_in_kafka(self, subject: Subject, _sharer: object) -> Decided:
+        self.asked_about.append(subject.named)
+        await self.others_answer.wait()
+        return Decided(CancelDecision.ALREADY_DELIVERED)
 
     async def decide_many(self, subjects: list[Subject]) -> list[Decided]:
         self.decided.append(len(subjects))
@@ -325,7 +336,7 @@ async def test_who_joins_a_look_is_not_told_that_it_found_nothing(name: Referenc
         await site.until(lambda: site.looked_up == [1])
         later = [asyncio.create_task(groups.cancel([named(1)], 9))]
         site.goes_on.set()
-        await site.until(lambda: groups._asked_about)
+        await site.until(lambda: groups._on_other_nodes.taken)
         site.absent.clear()
         later.append(asyncio.create_task(groups.cancel([name], 9)))
         await site.until(lambda: name == named(1) or len(site.looked_up) == 2)
@@ -481,7 +492,7 @@ async def test_nothing_is_done_for_callers_who_are_gone() -> None:
 async def test_too_many_are_refused_and_told_when_to_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cancel_groups, "QUEUED_AT_MOST", 3)
+    monkeypatch.setattr(cancel_groups, "QUEUED_AT_MOST", 6)
     site = Site()
     async with site.serving() as groups:
         first = asyncio.create_task(groups.cancel([named(0)], 9))
@@ -498,6 +509,57 @@ async def test_too_many_are_refused_and_told_when_to_come_again(
     assert results[:3] == cancelled(3)
     assert [each.reason for each in refused] == [Reason.BACKPRESSURE] * 2
     assert all((each.retry_delay_ms or 0) >= 50 for each in refused)
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["invented", "done with a cancel"])
+async def test_who_has_much_looked_for_elsewhere_takes_none_of_others(*, is_known: bool) -> None:
+    """64 ids that somebody had invented had all others refused, or told that nothing is known."""
+    site = Site()
+    many, others = range(ASKED_AT_MOST), range(ASKED_AT_MOST, ASKED_AT_MOST + 3)
+    if is_known:
+        site.cancels = [Position(OWN, 9, 0)]
+        site.doubtful = {named(n).id for n in (*many, *others)}
+        site.progress = Progress(DUE_MS, None, {OWN: 1})
+    else:
+        site.absent = {named(n).id for n in (*many, *others)}
+    site.goes_on.set()
+    async with site.serving() as groups:
+        first = asyncio.create_task(groups.cancel([named(n) for n in many], 9, "many"))
+        await site.until(lambda: site.looked_up == [len(many)])
+        rest = [asyncio.create_task(groups.cancel([named(n)], 9, n)) for n in others]
+        await site.until(lambda: {named(n) for n in others} <= {*site.asked_about})
+        site.others_answer.set()
+        decision = CancelDecision.ALREADY_DELIVERED if is_known else CancelDecision.NOT_FOUND
+        assert [await call for call in rest] == [[Decided(decision)]] * 3
+        refused = [each for each in await first if isinstance(each, Refusal)]
+    reason = Reason.CANCEL_UNKNOWN if is_known else Reason.BACKPRESSURE
+    assert {each.reason for each in refused} == {reason}
+    assert len(refused) >= len(many) // 2
+    assert groups.kept == 0
+
+
+async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cancel_groups, "QUEUED_AT_MOST", 8)
+    monkeypatch.setattr(cancel_groups, "_BATCH", 2)
+    site = Site()
+    async with site.serving() as groups:
+        calls = [asyncio.create_task(groups.cancel([named(0)], 9, "many"))]
+        await site.until(lambda: site.looked_up == [1])
+        for begin in (2, 4, 6):
+            some = [named(begin), named(begin + 1)]
+            calls.append(asyncio.create_task(groups.cancel(some, 9, "many")))
+        calls.append(asyncio.create_task(groups.cancel([named(1)], 9, "another")))
+        await asyncio.sleep(0)
+        assert [groups._queued.left(sharer) for sharer in ("many", "another")] == [0, 1]
+        site.goes_on.set()
+        await site.until(lambda: sum(site.written) == 6)
+        site.reach(100)
+        results = [await call for call in calls]
+    assert site.looked_up[1:3] == [3, 2], "who names one message is in the next batch"
+    assert results[-1] == cancelled()
+    assert [isinstance(each, Refusal) for each in results[-2]] == [True, True]
 
 
 async def test_a_queue_that_does_not_move_takes_nothing_more(

@@ -17,7 +17,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.link import CommitSoon
-from delaywheel_replica.server.access.callers import ANYBODY
+from delaywheel_replica.server.access.callers import ANYBODY, CallContext
 from delaywheel_replica.server.changing.cancels import CancelMany
 from delaywheel_replica.server.changing.pending import Decided
 from delaywheel_replica.server.lookup.references import Reference
@@ -175,7 +175,10 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
     search: Any = SimpleNamespace(page=page)
     finder: Any = SimpleNamespace(leader_address=lambda _: None)
     many = CancelMany(view, finder, search, cast("Any", None), cast("Any", None))
-    calls = [asyncio.create_task(many.cancel_many(asked(b"k"), ANYBODY)) for _ in range(20)]
+    calls = [
+        asyncio.create_task(many.cancel_many(asked(b"k"), CallContext(ANYBODY, "")))
+        for _ in range(20)
+    ]
     done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert (len(waiting), len(let_in)) == (8, 8)  # the other half is left to others
     for call in done:
@@ -185,7 +188,7 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
     assert [await call for call in waiting] == [
         pb.CancelManyResponse(looked=pb.Looked(node="n1"))
     ] * 8
-    await many.cancel_many(asked(b"k"), ANYBODY)
+    await many.cancel_many(asked(b"k"), CallContext(ANYBODY, ""))
 
 
 async def test_half_messages_are_left_alone_and_counted() -> None:
@@ -211,7 +214,7 @@ async def test_half_messages_are_left_alone_and_counted() -> None:
     async def page(_: object, __: str) -> Page:
         return Page(found)
 
-    async def cancel(references: list[Reference], _: float) -> list[Decided]:
+    async def cancel(references: list[Reference], _: float, _sharer: object) -> list[Decided]:
         named.append([each.id for each in references])
         return [Decided(CancelDecision.CANCELLED)] * len(references)
 
@@ -223,7 +226,7 @@ async def test_half_messages_are_left_alone_and_counted() -> None:
     finder: Any = SimpleNamespace(leader_address=lambda _: None)
     groups: Any = SimpleNamespace(cancel=cancel)
     many = CancelMany(view, finder, search, groups, cast("Any", None))
-    answer = await many.cancel_many(asked(b"k"), ANYBODY)
+    answer = await many.cancel_many(asked(b"k"), CallContext(ANYBODY, ""))
     assert named == [[found[1].id]]
     assert [result.handle for result in answer.results] == [found[1].handle]
     assert answer.halves == 2

@@ -19,7 +19,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
+from delaywheel_replica.server.access.callers import A_NODE, ANYBODY, CallContext
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
@@ -43,6 +43,8 @@ COPY, OWN_CANCEL, CANCEL_OF_ANOTHER = (
     Position(OWN, 2, 0),
     Position(OTHERS, 1, 0),
 )
+
+CALL = CallContext(ANYBODY, "ipv4:10.0.0.7:5")
 
 
 @dataclass
@@ -98,10 +100,10 @@ class Site:
         wheels = {OWN: wheel_heartbeat(2), OTHERS: wheel_heartbeat(self.held)}
         return ServerStatus(heartbeat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
 
-    async def read_ahead(self, references: list[Reference], _: str | None) -> None:
+    async def read_ahead(self, references: list[Reference], _: object) -> None:
         pass
 
-    async def find_many(self, references: list[Reference]) -> list[Found]:
+    async def find_many(self, references: list[Reference], _: object = "") -> list[Found]:
         self.asked += references
         if self.during:
             self.during.pop(0)()
@@ -110,15 +112,21 @@ class Site:
     def leader_address(self) -> None:
         return None
 
-    async def others_have_none(self, _message: pb.MessageRef, *, wanted: int) -> bool:
+    async def others_have_none(
+        self, _message: pb.MessageRef, *, wanted: int, sharer: object
+    ) -> bool:
+        assert sharer == CALL.sharer
         return self.others[wanted]
 
-    async def message(self, _slot: int, _place: Position) -> Columns:
+    async def message(self, _slot: int, _place: Position, _: object) -> Columns:
         of_half = ((HALF_GROUP, b"shop"),)
         message = Message(id=bytes(16), due_ms=self.due_ms, topic="orders", headers=of_half)
         return columns_of([message])
 
-    async def ended(self, message: pb.StoredMessage) -> pb.MessageState.ValueType | None:
+    async def ended(
+        self, message: pb.StoredMessage, sharer: object
+    ) -> pb.MessageState.ValueType | None:
+        assert sharer == CALL.sharer
         assert (message.id, message.due_ms, message.topic) == (bytes(16), self.due_ms, "orders")
         # A half may have its end before its due: by its headers the look begins early enough.
         assert [header.name for header in message.headers] == [HALF_GROUP]
@@ -143,7 +151,7 @@ class Site:
         async with self.serving() as cancels:
             try:
                 request = pb.CancelRequest(messages=[named])
-                answer = await cancels.cancel(request, ANYBODY, left_s=None)
+                answer = await cancels.cancel(request, CALL)
                 return answer.results[0].outcome
             except RequestRefusedError as error:
                 return error.refusal.reason
@@ -313,5 +321,5 @@ async def test_a_node_that_passes_cancels_on_does_not_wait_for_the_first_decisio
     named = pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=site.due_ms, topic="orders"))
     request = pb.CancelRequest(messages=[named], partly=True)
     async with site.serving() as cancels, asyncio.timeout(WAIT_S / 2):
-        (undecided,) = (await cancels.cancel(request, A_NODE, left_s=WAIT_S)).results
+        (undecided,) = (await cancels.cancel(request, CallContext(A_NODE, "", WAIT_S))).results
     assert (undecided, site.written) == (pb.MessageCancelled(), [1])

@@ -16,7 +16,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.rights import EVERYTHING, Granted, Right, Rights
-from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.callers import CallContext, Caller
 from delaywheel_replica.server.changing import half_commits
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.pending import DecisionBasis
@@ -30,7 +30,7 @@ from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.server.well import cleaner_status
 
 WHEEL, LEADERS = WheelId("n1", 1), WheelId("n2", 1)
-NODE = Caller("n2", "node", lambda: EVERYTHING)
+NODE = CallContext(Caller("n2", "node", lambda: EVERYTHING), "n2")
 
 
 class Wrote:
@@ -111,7 +111,7 @@ async def test_no_half_waits_for_the_node_of_another_one() -> None:
         pb.HalfRef(id=b"k" * 16, topic="orders", due_ms=due_ms),
         pb.HalfRef(id=b"k" * 16, topic="orders", due_ms=due_ms + 60_000),
     ]
-    caller = Caller("shop", "token", lambda: EVERYTHING)
+    caller = CallContext(Caller("shop", "token", lambda: EVERYTHING), "")
     committing = asyncio.create_task(commits.commit(pb.CommitRequest(halves=halves), caller))
     await asked.wait()
     for _ in range(5):
@@ -130,7 +130,7 @@ async def test_a_commit_needs_the_right_to_send_to_the_topic_that_it_names() -> 
     halves = [
         pb.HalfRef(id=bytes(16), due_ms=due_ms, topic=topic) for topic in ("orders", "bills", "?")
     ]
-    caller = Caller("shop", "token", lambda: rights)
+    caller = CallContext(Caller("shop", "token", lambda: rights), "")
     answer = await commits_of(Wrote()).commit(pb.CommitRequest(halves=halves), caller)
     told = [result.error.reason for result in answer.results]
     assert told == ["", "FORBIDDEN", "TOPIC_INVALID"]
@@ -175,7 +175,8 @@ class Looks:
         self._left = list(cancels)
         self._held = held
 
-    async def find_many(self, named: list[Reference]) -> list[Found]:
+    async def find_many(self, named: list[Reference], sharer: object) -> list[Found]:
+        assert sharer == NODE.sharer
         cancels = self._left.pop(0)
         assert len(named) == 1, "no other half is looked for"
         return [Found((named[0].due_ms or 0,), [Position(WHEEL, 1, 0)], cancels)]

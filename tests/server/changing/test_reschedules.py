@@ -27,7 +27,7 @@ from delaywheel_replica.core.protocol.reschedules import (
     RescheduleProposal,
     RescheduleWritten,
 )
-from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
+from delaywheel_replica.server.access.callers import A_NODE, ANYBODY, CallContext
 from delaywheel_replica.server.access.spending import TopicRoom
 from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST
 from delaywheel_replica.server.changing.decided_dues import DecidedDues
@@ -317,7 +317,7 @@ async def test_who_joins_a_look_is_not_told_that_it_found_nothing() -> None:
     reference = Reference.of(MessageKey(bytes(16), in_ms(3_000), "t"))
     others_answer = asyncio.Event()
 
-    async def decide(_subject: Subject) -> Decided:
+    async def decide(_subject: Subject, _sharer: object) -> Decided:
         await others_answer.wait()
         return Decided(CancelDecision.NOT_FOUND)
 
@@ -337,14 +337,62 @@ async def test_who_joins_a_look_is_not_told_that_it_found_nothing() -> None:
     )
     due = pb.NewDue(message=named(f"n1.1:5:{7:032x}:t"), deliver_at_ms=in_ms(60_000))
     request = pb.RescheduleRequest(messages=[due, due])
-    first = asyncio.create_task(reschedules.reschedule(request, ANYBODY, left_s=10))
+    first = asyncio.create_task(reschedules.reschedule(request, CallContext(ANYBODY, "", 10)))
     await asyncio.sleep(0.01)
-    later = asyncio.create_task(reschedules.reschedule(request, ANYBODY, left_s=10))
+    later = asyncio.create_task(reschedules.reschedule(request, CallContext(ANYBODY, "", 10)))
     await asyncio.sleep(0.01)
     others_answer.set()
     outcomes = [each.outcome for each in (await first).results]
     assert outcomes == [pb.RESCHEDULE_OUTCOME_NOT_FOUND] * 2
     assert [each.error.reason for each in (await later).results] == [Reason.NOT_UP_TO_DATE] * 2
+
+
+async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2,048 of one principal's were before everybody's, or had them refused."""
+    monkeypatch.setattr("delaywheel_replica.server.changing.reschedules.QUEUED_AT_MOST", 8)
+    monkeypatch.setattr("delaywheel_replica.server.changing.reschedules.MOST", 1)
+    sought, goes_on = list[int](), asyncio.Event()
+
+    async def find(reference: Reference) -> Subject:
+        sought.append(int.from_bytes(reference.id, "big"))
+        await goes_on.wait()
+        return Subject(reference, reference, Found())
+
+    finder = SimpleNamespace(
+        leader_address=lambda _: None,
+        read_ahead=AsyncMock(),
+        find=find,
+        decide=AsyncMock(return_value=Decided(CancelDecision.CANCELLED)),
+    )
+    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
+    reschedules = Reschedules(
+        *cast("Any", (SimpleNamespace(cleaner=leading), finder, None, None)),
+        span=Span(600, 0),
+        propose=AsyncMock(),
+        next_change=asyncio.Event().wait,
+        counts=NodeCounts(),
+    )
+
+    def begin(address: str, *numbers: int) -> asyncio.Task[pb.RescheduleResponse]:
+        dues = [
+            pb.NewDue(message=named(f"n1.1:5:{number:032x}:t"), deliver_at_ms=in_ms(60_000))
+            for number in numbers
+        ]
+        request = pb.RescheduleRequest(messages=dues)
+        call = CallContext(ANYBODY, address, 10)
+        return asyncio.create_task(reschedules.reschedule(request, call))
+
+    begun = [begin("many", 1)]
+    await asyncio.sleep(0.01)
+    begun += [begin("many", *range(2, 10)), begin("another", 99)]
+    await asyncio.sleep(0.01)
+    goes_on.set()
+    _, most, other = [(await each).results for each in begun]
+    assert [each.error.reason for each in most] == [""] * 4 + [Reason.RESCHEDULES_BUSY] * 4
+    assert other[0].outcome == pb.RESCHEDULE_OUTCOME_CANCELLED
+    assert [*dict.fromkeys(sought)] == [1, 99, 2, 3, 4, 5]
 
 
 async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:
@@ -369,7 +417,9 @@ async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:
     )
     dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}:t"), deliver_at_ms=in_ms(60_000))]
     with pytest.raises(RequestRefusedError) as refused:
-        await reschedules.reschedule(pb.RescheduleRequest(messages=dues), ANYBODY, left_s=10)
+        await reschedules.reschedule(
+            pb.RescheduleRequest(messages=dues), CallContext(ANYBODY, "", 10)
+        )
     assert refused.value.refusal.reason is Reason.HALF_KEEPS_DUE
 
 
@@ -402,7 +452,9 @@ async def test_a_topic_that_is_full_gives_no_other_dues() -> None:
     )
     dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}:small"), deliver_at_ms=in_ms(60_000))]
     with pytest.raises(RequestRefusedError, match="bytes are pending in small") as refused:
-        await reschedules.reschedule(pb.RescheduleRequest(messages=dues), ANYBODY, left_s=10)
+        await reschedules.reschedule(
+            pb.RescheduleRequest(messages=dues), CallContext(ANYBODY, "", 10)
+        )
     assert refused.value.refusal.reason is Reason.QUOTA_EXCEEDED
 
 
@@ -431,13 +483,13 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
     request = pb.RescheduleRequest(messages=dues, partly=True)
     for _ in range(SWEPT_AT_LEAST + 1):
         with pytest.raises(RequestRefusedError) as refused:
-            await reschedules.reschedule(request, ANYBODY, left_s=0.002)
+            await reschedules.reschedule(request, CallContext(ANYBODY, "", 0.002))
         assert refused.value.refusal.reason is Reason.RESCHEDULE_UNKNOWN
         (attempt,) = reschedules._attempts.values()
         assert attempt.is_awaited
     assert len([*attempt.callers]) < SWEPT_AT_LEAST, "callers that have left are kept"
     monkeypatch.setattr("delaywheel_replica.server.changing.reschedules.PASSED_ON_S", 0.01)
-    (undecided,) = (await reschedules.reschedule(request, A_NODE, left_s=10)).results
+    (undecided,) = (await reschedules.reschedule(request, CallContext(A_NODE, "", 10))).results
     assert undecided == pb.MessageRescheduled()
     # That node asks again, and may come late: what was done until then is not to be done anew.
     assert attempt.kept_until_ms > monotonic_ms() + 5_000
@@ -448,7 +500,7 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
         dues = [pb.NewDue(message=named(handle), deliver_at_ms=in_ms(60_000))]
         request = pb.RescheduleRequest(messages=dues, partly=is_kept)
         with pytest.raises(RequestRefusedError) as refused:
-            await reschedules.reschedule(request, ANYBODY, left_s=0.02)
+            await reschedules.reschedule(request, CallContext(ANYBODY, "", 0.02))
         assert refused.value.refusal.reason is reason
     for task in reschedules._tasks:
         task.cancel()

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import grpc
@@ -23,7 +24,7 @@ from delaywheel_replica.peers.states import (
     PeerRefusal,
     PeerState,
 )
-from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
+from delaywheel_replica.server.access.callers import A_NODE, ANYBODY, CallContext
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
@@ -171,7 +172,7 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
     node, address = leader
     view = view_of(address)
     other_nodes = CallsToNodes(view)
-    answer = await cancels_of(view, other_nodes).cancel(REQUEST, ANYBODY, left_s=5)
+    answer = await cancels_of(view, other_nodes).cancel(REQUEST, CallContext(ANYBODY, "", 5))
     assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert node.passed == ["1"]
     await other_nodes.close()
@@ -205,7 +206,7 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     cancels = cancels_of(view_of(address), other_nodes)
 
     def begin(number: int) -> asyncio.Task[pb.CancelResponse]:
-        return asyncio.create_task(cancels.cancel(cancel_of(number), ANYBODY, left_s=20))
+        return asyncio.create_task(cancels.cancel(cancel_of(number), CallContext(ANYBODY, "", 20)))
 
     monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 3_600)
     calls = [begin(number) for number in range(CALLS_AT_ONCE)]
@@ -235,13 +236,13 @@ async def test_nothing_is_queued_behind_what_has_waited_for_long(
     other_nodes = CallsToNodes(view_of(address))
     cancels = cancels_of(view_of(address), other_nodes)
     calls = [
-        asyncio.create_task(cancels.cancel(cancel_of(number), ANYBODY, left_s=20))
+        asyncio.create_task(cancels.cancel(cancel_of(number), CallContext(ANYBODY, "", 20)))
         for number in range(CALLS_AT_ONCE + 1)
     ]
     await until(lambda: len(node.asked) == CALLS_AT_ONCE)
     monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.QUEUED_S", 0.0)
     with pytest.raises(RequestRefusedError) as caught:
-        await cancels.cancel(cancel_of(99), ANYBODY, left_s=20)
+        await cancels.cancel(cancel_of(99), CallContext(ANYBODY, "", 20))
     assert caught.value.refusal.reason is Reason.BACKPRESSURE
     node.goes_on.set()
     for call in calls:
@@ -260,7 +261,9 @@ async def test_what_one_caller_adds_is_not_passed_on_in_the_call_of_many(
     message = pb.MessageRef.FromString(named + added)
     assert message.ByteSize() > 4 << 20
     request = pb.CancelRequest(messages=[message])
-    answer = await cancels_of(view_of(address), other_nodes).cancel(request, ANYBODY, left_s=20)
+    answer = await cancels_of(view_of(address), other_nodes).cancel(
+        request, CallContext(ANYBODY, "", 20)
+    )
     assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     await other_nodes.close()
 
@@ -273,12 +276,12 @@ async def test_nobody_waits_for_what_another_caller_named(
     other_nodes = CallsToNodes(view_of(address))
     cancels = cancels_of(view_of(address), other_nodes)
     both = pb.CancelRequest(messages=[*cancel_of(1).messages, *cancel_of(2).messages])
-    slow = asyncio.create_task(cancels.cancel(both, ANYBODY, left_s=20))
-    quick = await cancels.cancel(cancel_of(2), ANYBODY, left_s=20)
+    slow = asyncio.create_task(cancels.cancel(both, CallContext(ANYBODY, "", 20)))
+    quick = await cancels.cancel(cancel_of(2), CallContext(ANYBODY, "", 20))
     assert quick.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert not slow.done()
     both.partly = True
-    in_part = await cancels.cancel(both, ANYBODY, left_s=20)
+    in_part = await cancels.cancel(both, CallContext(ANYBODY, "", 20))
     wanted = [pb.CANCEL_OUTCOME_UNSPECIFIED, pb.CANCEL_OUTCOME_CANCELLED]
     assert [each.outcome for each in in_part.results] == wanted
     node.undecided.clear()
@@ -431,7 +434,7 @@ async def test_a_caller_hears_when_the_leaders_node_wants_it_back(
     node.answer = Refusal(Reason.BACKPRESSURE, "busy", after_ms=777)
     other_nodes = CallsToNodes(view_of(address))
     with pytest.raises(RequestRefusedError) as caught:
-        await cancels_of(view_of(address), other_nodes).cancel(REQUEST, ANYBODY, left_s=5)
+        await cancels_of(view_of(address), other_nodes).cancel(REQUEST, CallContext(ANYBODY, "", 5))
     refusal = caught.value.refusal
     assert (refusal.reason, refusal.retry_delay_ms) == (Reason.BACKPRESSURE, 777)
     await other_nodes.close()
@@ -461,6 +464,31 @@ async def test_others_are_asked_whether_they_have_none(
     other_nodes = CallsToNodes(view_of(address, is_complete=is_complete))
     assert await other_nodes.others_have_none(REQUEST.messages[0], wanted=wanted) is have_none
     assert node.passed == (["1"] if wanted else [])
+
+
+async def test_who_has_many_messages_asked_about_waits_for_itself(
+    leader: tuple[LeadersNode, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, address = leader
+    other_nodes, asked, goes_on = CallsToNodes(view_of(address)), list[int](), asyncio.Event()
+
+    async def ask_all(*_: object, **_more: object) -> dict[str, object]:
+        asked.append(len(asked))
+        await goes_on.wait()
+        return {}
+
+    monkeypatch.setattr(other_nodes, "ask_all", ask_all)
+    ask = partial(other_nodes.others_have_none, REQUEST.messages[0], wanted=1)
+    many = [asyncio.create_task(ask(sharer="many")) for _ in range(20)]
+    await asyncio.sleep(0)
+    another = asyncio.create_task(ask(sharer="another"))
+    await asyncio.sleep(0)
+    assert len(asked) == 4
+    goes_on.set()
+    await another
+    assert len(asked) < 12, "it was the 21st"
+    await asyncio.gather(*many)
+    assert node.passed == []
 
 
 async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from delaywheel.record_headers import HALF_GROUP, LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
-from delaywheel_replica.server.lookup.places import ASKED_AT_MOST, ASKED_BY_ONE, AskedPlaces
+from delaywheel_replica.server.lookup.places import ASKED_AT_MOST, AskedPlaces
 
 DELIVERED, DEAD, DONE, PENDING, CANCELLED = (
     pb.MessageState.Value(f"MESSAGE_STATE_{name}")
@@ -136,18 +136,22 @@ async def test_what_is_not_done_is_not_looked_for(state: pb.MessageState.ValueTy
 async def test_who_asks_for_many_places_takes_none_of_others() -> None:
     """256 of one principal's left others without theirs, and cancels in doubt without an end."""
     cleaner = Cleaner(None)
-    of_one = (cleaner.places.add_place(message(DONE), "token:one") for _ in range(ASKED_AT_MOST))
+    of_one = [
+        ask(message(DONE), "token:one")
+        for ask in (cleaner.places.add_place, cleaner.places.ended)
+        for _ in range(ASKED_AT_MOST)
+    ]
     of_others = (cleaner.places.add_place(message(DONE), f"cn:{n}") for n in range(9))
     await asyncio.gather(*of_one, *of_others, cleaner.places.ended(message(DONE)))
-    assert len(cleaner.asked) == ASKED_BY_ONE + 9 + 1
+    assert len(cleaner.asked) == ASKED_AT_MOST // 2 + 9 + 1
     await cleaner.places.add_place(message(DONE), "token:one")
-    assert len(cleaner.asked) == ASKED_BY_ONE + 9 + 2, "there is room again"
+    assert len(cleaner.asked) == ASKED_AT_MOST // 2 + 9 + 2, "there is room again"
 
 
 async def test_so_many_wait_and_no_more() -> None:
     cleaner = Cleaner(None)
     await asyncio.gather(
-        *(cleaner.places.add_place(message(DONE)) for _ in range(2 * ASKED_AT_MOST))
+        *(cleaner.places.add_place(message(DONE), n) for n in range(2 * ASKED_AT_MOST))
     )
     assert len(cleaner.asked) == ASKED_AT_MOST
     await cleaner.places.add_place(message(DONE))

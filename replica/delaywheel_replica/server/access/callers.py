@@ -203,6 +203,11 @@ class CallContext(NamedTuple):
         """Where it comes from."""
         return CallOrigin(self.address, self.caller.principal or "")
 
+    @property
+    def sharer(self) -> tuple[str, str]:
+        """Who shares the node: see `CallOrigin.sharer`."""
+        return self.origin.sharer
+
 
 class Access:
     """Finds out who makes a call, and whether they may. For any thread."""

@@ -22,14 +22,17 @@ and what was asked for more than `LEFT_BEHIND_S` ago is in nobody's hands and is
 
 So that load is refused instead of piling up, at most `QUEUED_AT_MOST` messages are queued and
 `KEPT_AT_MOST` are in the table, and nothing is queued behind what waits for `QUEUED_S` already.
+Sharers have turns in the queue, a call each, and share its room, and that of what is found out
+elsewhere: whoever names many messages, or invents them, takes none of others'.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Final
 
@@ -40,6 +43,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
+from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.awaited import AwaitedCall
 from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, MessageFinder
@@ -54,14 +58,16 @@ from delaywheel_replica.server.changing.pending import (
 )
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.places import ASKED_AT_MOST
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
+from delaywheel_replica.server.node.shared_room import SharedRoom
 
-QUEUED_AT_MOST: Final = 16_384
+QUEUED_AT_MOST: Final = 32_768
 KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
 QUEUED_S: Final = 1.0
@@ -72,12 +78,11 @@ _WORTH_A_BATCH: Final = 256
 """Of so many messages each pays more for itself than for the batch."""
 _SETTLED_AT_ONCE: Final = 256
 """About as long as `DECIDED_AT_ONCE` take to be decided."""
-_ASKED_ABOUT: Final = 64
+_ASKED_ABOUT: Final = 128
 """Messages that are looked for on other nodes at once, before it is said that none has them."""
-_IN_KAFKA_AT_ONCE: Final = 192
-"""Messages that are looked for in Kafka at once; of what `get` and cancels have together most."""
 _RETRY_MS: Final = (50, 2_000)
 LEFT_BEHIND_S: Final = 2 * WAIT_S
+_UNKNOWN: Final = Decided(CancelDecision.UNKNOWN)
 
 
 class CancelGroups:
@@ -103,16 +108,16 @@ class CancelGroups:
         self._writing = writing
         self._ask = ask
         self._next_change = next_change
-        self._queue: deque[list[PendingCancel]] = deque()  # what each call has named
-        self._queued = 0  # messages
+        self._queue = RoundRobin[tuple[PendingCancel, ...]]()  # what each call has named
+        self._queued = SharedRoom(QUEUED_AT_MOST)
         self._named: dict[Reference, PendingCancel] = {}  # by what callers call it
         self._pending: dict[MessageKey, PendingCancel] = {}  # that were looked up
         self._moved = set[MessageKey]()  # had a record of another due since the look began
         self._waiting = WaitingCancels()
         self._arrived = asyncio.Event()
         self._news = asyncio.Event()
-        self._asked_about = 0
-        self._looked_for_in_kafka = 0
+        self._on_other_nodes = SharedRoom(_ASKED_ABOUT)
+        self._in_kafka = SharedRoom(ASKED_AT_MOST)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -130,6 +135,7 @@ class CancelGroups:
         self,
         references: Sequence[Reference],
         within_s: float,
+        sharer: Hashable = "",
         *,
         partly: bool = False,
         first_s: float = WAIT_S,
@@ -138,12 +144,13 @@ class CancelGroups:
 
         Args:
             within_s: How long to wait at most.
+            sharer: Whose call it is.
             partly: Return soon after some are decided; None: others, which go on. So a message
                 whose decision takes long delays no other that is asked for in the same call.
             first_s: With `partly`, how long to wait for the first that is decided.
         """
         call = AwaitedCall[Answered].of(len(references))
-        asked = self._ask_for(references, call)
+        asked = self._ask_for(references, call, sharer)
 
         def are_taken() -> bool:
             # What is queued would be dropped with its caller.
@@ -159,11 +166,11 @@ class CancelGroups:
     @property
     def kept(self) -> int:
         """How many messages are queued or not decided."""
-        return self._queued + len(self._pending)
+        return self._queued.taken + len(self._pending)
 
     def waits_ms(self) -> int:
         """How long the first of the queued messages has waited."""
-        return monotonic_ms() - self._queue[0][0].since_ms if self._queue else 0
+        return _waits_ms(self._queue.firsts())
 
     def age_ms(self) -> int:
         """How long the first of the messages that are not decided is being cancelled."""
@@ -173,18 +180,18 @@ class CancelGroups:
     # --- callers
 
     def _ask_for(
-        self, references: Sequence[Reference], call: AwaitedCall[Answered]
+        self, references: Sequence[Reference], call: AwaitedCall[Answered], sharer: Hashable
     ) -> list[PendingCancel | None]:
         """Queues messages, or joins earlier attempts; None: it is refused."""
         queued, asked = list[PendingCancel](), list[PendingCancel | None]()
-        room, now_ms = self._room(), monotonic_ms()
+        room, now_ms = self._room(sharer), monotonic_ms()
         try:
             for row, reference in enumerate(references):
                 pending = self._named.get(reference)
                 if pending is not None:
                     pending.join(call, row)
                 elif len(queued) < room:
-                    pending = PendingCancel(reference, now_ms, call, row)
+                    pending = PendingCancel(reference, now_ms, call, row, sharer)
                     queued.append(pending)
                     self._named[reference] = pending
                 else:
@@ -195,16 +202,17 @@ class CancelGroups:
             raise
         finally:  # who names one of them later waits for it
             if queued:
-                self._queue.append(queued)
-                self._queued += len(queued)
+                self._queue.add(sharer, tuple(queued))
+                self._queued.take(sharer, len(queued))
                 self._arrived.set()
         return asked
 
-    def _room(self) -> int:
-        """How many more messages are taken now."""
-        if self.waits_ms() >= QUEUED_S * 1000:
+    def _room(self, sharer: Hashable) -> int:
+        """How many more messages of a sharer are taken now."""
+        first = self._queue.first(sharer)
+        if first is not None and _waits_ms([first]) >= QUEUED_S * 1000:
             return 0
-        return min(QUEUED_AT_MOST - self._queued, KEPT_AT_MOST - self.kept)
+        return min(self._queued.left(sharer), KEPT_AT_MOST - self.kept)
 
     def _too_many(self) -> Refusal:
         self._counts.calls.add("cancel", Reason.BACKPRESSURE.value, 0)
@@ -252,19 +260,29 @@ class CancelGroups:
         It is no longer among those that wait for progress, which decides nothing of it any more.
         """
         subject, pending.waits = pending.found_as, False
-        if not subject.found.cancels or self._looked_for_in_kafka >= _IN_KAFKA_AT_ONCE:
-            self._settle(pending, Decided(CancelDecision.UNKNOWN))
-            return
+        if not subject.found.cancels or not self._in_kafka.left(pending.sharer):
+            self._settle(pending, _UNKNOWN)
+        else:
+            look = partial(self._finder.look_in_kafka, subject, pending.sharer)
+            self._find_out(pending, self._in_kafka, look)
 
-        async def look() -> None:
+    def _find_out(
+        self,
+        pending: PendingCancel,
+        room: SharedRoom,
+        look: Callable[[], Awaitable[Answered]],
+    ) -> None:
+        """Looks elsewhere for a message, whose sharer has room for that."""
+
+        async def settle() -> None:
             try:
-                self._settle(pending, await self._finder.look_in_kafka(subject))
+                self._settle(pending, await look())
             finally:
-                self._looked_for_in_kafka -= 1
-                self._settle(pending, Decided(CancelDecision.UNKNOWN))
+                room.give_back(pending.sharer)
+                self._settle(pending, _UNKNOWN)
 
-        self._looked_for_in_kafka += 1
-        self._start(look())
+        room.take(pending.sharer)
+        self._start(settle())
 
     # --- batches
 
@@ -285,7 +303,7 @@ class CancelGroups:
     async def _until_worth_a_batch(self, until_s: float) -> None:
         try:
             async with asyncio.timeout(until_s - time.monotonic()):
-                while self._queued < _WORTH_A_BATCH:
+                while self._queued.taken < _WORTH_A_BATCH:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
@@ -294,8 +312,8 @@ class CancelGroups:
     def _take(self) -> list[PendingCancel]:
         batch = list[PendingCancel]()
         while self._queue and len(batch) < _BATCH:
-            queued = self._queue.popleft()
-            self._queued -= len(queued)
+            queued = self._queue.take()
+            self._queued.give_back(queued[0].sharer, len(queued))
             for pending in queued:
                 if pending.is_awaited:
                     pending.is_taken = True
@@ -365,21 +383,16 @@ class CancelGroups:
 
     def _ask_others(self, pending: PendingCancel, subject: Subject) -> None:
         """Asks other nodes for a message that is not here, unless many are asked about."""
-        if self._asked_about >= _ASKED_ABOUT:
+        if not self._on_other_nodes.left(pending.sharer):
             refusal = Refusal(Reason.BACKPRESSURE, "Other nodes are asked about many messages")
             self._settle(pending, refusal)
             return
 
-        async def ask() -> None:
-            try:
-                is_none = await self._finder.nobody_has(subject.named)
-                self._settle(pending, NOT_FOUND if is_none else Decided(CancelDecision.UNKNOWN))
-            finally:
-                self._asked_about -= 1
-                self._settle(pending, Decided(CancelDecision.UNKNOWN))
+        async def ask() -> Answered:
+            is_none = await self._finder.nobody_has(subject.named, pending.sharer)
+            return NOT_FOUND if is_none else _UNKNOWN
 
-        self._asked_about += 1
-        self._start(ask())
+        self._find_out(pending, self._on_other_nodes, ask)
 
     async def _write(self, group: list[PendingCancel]) -> None:
         """Writes cancels of messages as one group."""
@@ -461,7 +474,7 @@ class CancelGroups:
         # Those behind the first that is not old came later.
         for pending in [*takewhile(lambda each: each.since_ms < before_ms, self._pending.values())]:
             if pending.waits or pending.since_ms < left_ms:
-                self._settle(pending, Decided(CancelDecision.UNKNOWN))
+                self._settle(pending, _UNKNOWN)
 
     async def _decide(self) -> None:
         """Decides what the present progress covers."""
@@ -493,6 +506,12 @@ class CancelGroups:
                 self._settle(pending, decided)
             if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+
+def _waits_ms(firsts: Sequence[tuple[PendingCancel, ...]]) -> int:
+    """How long the first of what calls have named has waited."""
+    now_ms = monotonic_ms()
+    return max((now_ms - first[0].since_ms for first in firsts), default=0)
 
 
 def _outcome_of(answered: Answered) -> str:

@@ -4,8 +4,7 @@ The leader's node decides (cancel_groups.py), each message on its own; another n
 to it (passed_on.py).
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import compress
 from typing import Final
 
@@ -14,7 +13,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.rights import Right
-from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.callers import CallContext
 from delaywheel_replica.server.access.showing import searchable
 from delaywheel_replica.server.changing.awaited import (
     OF_ALL,
@@ -34,6 +33,7 @@ from delaywheel_replica.server.lookup.search import Asked, Search
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from delaywheel_replica.server.node.shared_room import SharedRoom
 
 _OUTCOMES: Final = {
     CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,
@@ -49,8 +49,8 @@ _RESULTS: Final = {
 _Answered = Answered | pb.MessageCancelled | None
 """What became of a message, here or on the leader's node; None: that is not known yet."""
 
-# This many calls of CancelMany hold a page at once, and of one principal no more than are left to
-# others. Further ones are refused before anything is written.
+# This many calls of CancelMany hold a page at once. Further ones are refused before anything is
+# written.
 _PAGES_AT_ONCE: Final = 16
 _HELD: Final = frozenset({pb.MESSAGE_STATE_HELD, pb.MESSAGE_STATE_COMMITTED})
 _HALVES: Final = _HELD | {pb.MESSAGE_STATE_ROLLED_BACK, pb.MESSAGE_STATE_ASKED}
@@ -69,14 +69,11 @@ class Cancels:
         self._groups = groups
         self._passed_on = passed_on
 
-    async def cancel(
-        self, request: pb.CancelRequest, caller: Caller, *, left_s: float | None
-    ) -> pb.CancelResponse:
+    async def cancel(self, request: pb.CancelRequest, call: CallContext) -> pb.CancelResponse:
         """Cancels messages, or returns why not.
 
         Args:
-            caller: Who asks; a node has judged its own caller.
-            left_s: How long the caller waits; None: it does not say.
+            call: Who asks, and for how long; a node has judged its own caller.
 
         Raises:
             RequestRefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
@@ -85,7 +82,7 @@ class Cancels:
         """
         # A reference is short, but for these: what one caller adds must not fill a call of many.
         request.DiscardUnknownFields()
-        within_s = within_s_of(left_s)
+        caller, within_s = call.caller, within_s_of(call.left_s)
         named = judged(caller, parsed(request.messages, reference_of))
         permitted = {row: each for row, each in enumerate(named) if isinstance(each, Reference)}
         cancelled: Sequence[_Answered] = ()
@@ -95,10 +92,11 @@ class Cancels:
                 address, messages, within_s, partly=request.partly
             )
         elif permitted:
-            await self._finder.read_ahead([*permitted.values()], caller.principal)
+            await self._finder.read_ahead([*permitted.values()], call.sharer)
             cancelled = await self._groups.cancel(
                 [*permitted.values()],
                 within_s,
+                call.sharer,
                 partly=request.partly,
                 first_s=PASSED_ON_S if caller.is_node else WAIT_S,
             )
@@ -147,50 +145,45 @@ class CancelMany:
         self._search = search
         self._groups = groups
         self._other_nodes = other_nodes
-        self._running = Counter[str]()
+        self._room = SharedRoom(_PAGES_AT_ONCE)
 
     async def cancel_many(
-        self, request: pb.CancelManyRequest, caller: Caller
+        self, request: pb.CancelManyRequest, call: CallContext
     ) -> pb.CancelManyResponse:
         """Cancels a page of messages, or only returns them.
 
         Args:
-            caller: Who asks: only what they may change is found.
+            call: Who asks: only what they may change is found.
 
         Raises:
             RequestRefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE,
                 and those of filters.
         """
         wanted = wanted_of(request.filter)
-        found_in = searchable(caller, Right.CHANGE, request.filter).within(request.within)
+        found_in = searchable(call.caller, Right.CHANGE, request.filter).within(request.within)
         wanted = wanted.only_in(found_in.test)
         if not wanted.names_something:
             raise RequestRefusedError(Reason.FILTER_MISSING)
-        sharer = caller.principal or ""
-        if self._running[sharer] >= _PAGES_AT_ONCE - self._running.total():
-            raise RequestRefusedError(Reason.SEARCHES_BUSY)
-        self._running[sharer] += 1
-        try:
-            if (address := self._finder.leader_address(caller)) is not None:
+        with self._room.place(call.sharer) as has_place:
+            if not has_place:
+                raise RequestRefusedError(Reason.SEARCHES_BUSY)
+            if (address := self._finder.leader_address(call.caller)) is not None:
                 passed = pb.CancelManyRequest()
                 passed.CopyFrom(request)
                 del passed.within[:]
                 passed.within.extend(found_in.encoded())
                 return await self._other_nodes.cancel_many(address, passed)
-            return await self._page(request, wanted, sharer)
-        finally:
-            self._running[sharer] -= 1
-            self._running = +self._running
+            return await self._page(request, wanted, call.sharer)
 
     async def _page(
-        self, request: pb.CancelManyRequest, wanted: Wanted, principal: str
+        self, request: pb.CancelManyRequest, wanted: Wanted, sharer: Hashable
     ) -> pb.CancelManyResponse:
         if self._view.cleaner.leading() is None:
             raise RequestRefusedError(Reason.NO_LEADER)
         asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
-        page = await self._search.page(asked, principal)
+        page = await self._search.page(asked, sharer)
         messages = [message for message in page.messages if message.state not in _HALVES]
-        results = await self._results(messages, dry_run=request.dry_run)
+        results = await self._results(messages, sharer, dry_run=request.dry_run)
         answer = pb.CancelManyResponse(
             next_page_token=page.next_token,
             looked=page.looked(self._view.status().heartbeat.node),
@@ -208,7 +201,7 @@ class CancelMany:
         return answer
 
     async def _results(
-        self, messages: Sequence[pb.StoredMessage], *, dry_run: bool
+        self, messages: Sequence[pb.StoredMessage], sharer: Hashable, *, dry_run: bool
     ) -> Iterable["pb.CancelOutcome.ValueType"]:
         references = [
             Reference.of(MessageKey(message.id, message.due_ms, message.topic))
@@ -218,7 +211,7 @@ class CancelMany:
             return ()
         if dry_run:
             return await self._cancelled_before(messages, references)
-        return list(map(_outcome, await self._groups.cancel(references, WAIT_S)))
+        return list(map(_outcome, await self._groups.cancel(references, WAIT_S, sharer)))
 
     async def _cancelled_before(
         self, messages: Sequence[pb.StoredMessage], references: Sequence[Reference]

@@ -6,7 +6,7 @@ looked up, and core/leader/cancel.py decides.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
 from delaywheel.reasons import Reason
@@ -86,9 +86,9 @@ class MessageFinder:
         self._finds = SharedLook(self.find_many)
         self._decides = SharedLook(self.decide_many)
 
-    async def read_ahead(self, named: Sequence[Reference], principal: str | None) -> None:
+    async def read_ahead(self, named: Sequence[Reference], sharer: Hashable) -> None:
         """See `Queries.read_ahead`."""
-        await self._queries.read_ahead(named, principal)
+        await self._queries.read_ahead(named, sharer)
 
     def leader_address(self, caller: Caller) -> str | None:
         """Returns where the leader's node is, to pass a call on to it; None: it is answered here.
@@ -156,7 +156,7 @@ class MessageFinder:
                 results.append(basis.after_writing(subject.key, each))
         return results
 
-    async def look_in_kafka(self, subject: Subject) -> Decided:
+    async def look_in_kafka(self, subject: Subject, sharer: Hashable) -> Decided:
         """Looks in Kafka for what became of a message of which progress shows no order any more.
 
         Its outcome says that it was withdrawn; whether by a cancel or for another due, frames say.
@@ -165,7 +165,7 @@ class MessageFinder:
         if not subject.found.copies:
             return unknown
         place = subject.found.copies[0]
-        columns = await self._queries.message(subject.reference.slot, place)
+        columns = await self._queries.message(subject.reference.slot, place, sharer)
         if columns is None:
             return unknown
         timestamp_ms = int(columns.timestamps_ms[0])
@@ -176,26 +176,26 @@ class MessageFinder:
             timestamp_ms=None if timestamp_ms < 0 else timestamp_ms,
             headers=[pb.Header(name=name) for name, _ in columns.headers(0)],
         )
-        ended = await self._places.ended(message)
+        ended = await self._places.ended(message, sharer)
         if ended != pb.MESSAGE_STATE_CANCELLED:
             is_known = ended is not None
             return Decided(CancelDecision.ALREADY_DELIVERED) if is_known else unknown
         basis = self.basis_of_look()
         if not basis.current:
             return unknown
-        (found,) = await self._queries.find_many([subject.reference])
+        (found,) = await self._queries.find_many([subject.reference], sharer)
         if isinstance(found, RequestRefusedError) or not (found.copies and found.readable):
             return unknown
         decided = basis.after_writing(subject.key, found)
         is_moved = decided.decision is CancelDecision.RESCHEDULED
         return decided if is_moved else Decided(CancelDecision.CANCELLED)
 
-    async def nobody_has(self, named: Reference) -> bool:
+    async def nobody_has(self, named: Reference, sharer: Hashable) -> bool:
         """Asks the other nodes: one may have acknowledged the message since its last heartbeat."""
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
         return await self._other_nodes.others_have_none(
-            _as_named(named), wanted=others_to_ask(wheels)
+            _as_named(named), wanted=others_to_ask(wheels), sharer=sharer
         )
 
     # --- one message at a time, for reschedules
@@ -217,13 +217,13 @@ class MessageFinder:
         if isinstance(again, Subject) and again.found.copies:
             subject.found = again.found
 
-    async def decide(self, subject: Subject) -> Decided:
+    async def decide(self, subject: Subject, sharer: Hashable) -> Decided:
         """Returns the present decision about a message of which no cancel was written."""
         decided = self.basis().before_writing(subject.key, subject.found)
         match decided.decision:
             case CancelDecision.WAIT | CancelDecision.UNKNOWN if subject.found.copies:
                 return await self._decides.one(subject)
-            case CancelDecision.NOT_FOUND if not await self.nobody_has(subject.named):
+            case CancelDecision.NOT_FOUND if not await self.nobody_has(subject.named, sharer):
                 return Decided(CancelDecision.UNKNOWN)
             case _:
                 return decided
@@ -238,14 +238,14 @@ class MessageFinder:
         ]
         return (in_v or found.copies)[0]
 
-    async def is_half(self, subject: Subject) -> bool:
+    async def is_half(self, subject: Subject, sharer: Hashable) -> bool:
         """Whether a message that was found is a half, as its headers say.
 
         Raises:
             RequestRefusedError: NOT_UP_TO_DATE: its frame cannot be read here for now.
         """
         place = self.place(subject.found)
-        columns = await self._queries.message(subject.reference.slot, place)
+        columns = await self._queries.message(subject.reference.slot, place, sharer)
         if columns is None:
             raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
         return any(name == HALF_GROUP for name, _ in columns.headers(0))

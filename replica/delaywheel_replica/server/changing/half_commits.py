@@ -19,7 +19,7 @@ undecided, for a second at most, the commit waits.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Final
 
 from delaywheel.reasons import Reason
@@ -28,7 +28,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.halves import longest_left_ms
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.rights import Right
-from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.callers import CallContext, Caller
 from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.changing.id_checks import AGAIN_S, CANCEL_WAIT_S
 from delaywheel_replica.server.changing.pending import DecisionBasis
@@ -80,7 +80,7 @@ class HalfCommits:
         self._basis_of_look = basis_of_look
         self._longest_ms = longest_left_ms(clock_skew_ms)
 
-    async def commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
+    async def commit(self, request: pb.CommitRequest, call: CallContext) -> pb.CommitResponse:
         """Commits halves, each on its own.
 
         Raises:
@@ -91,7 +91,7 @@ class HalfCommits:
             raise RequestRefusedError.of(refusal)
         named = parsed(request.halves, named_by)
         results: list[pb.HalfCommitted | None] = [None] * len(named)
-        for row, refused in _refused(named, caller).items():
+        for row, refused in _refused(named, call.caller).items():
             results[row] = pb.HalfCommitted(error=refused.as_error())
         keys = {
             row: each.key
@@ -100,10 +100,12 @@ class HalfCommits:
         }
         rows: dict[str, list[int]] = {}
         for row in keys:
-            node = self._node if caller.is_node else request.halves[row].wheel.partition(".")[0]
+            node = (
+                self._node if call.caller.is_node else request.halves[row].wheel.partition(".")[0]
+            )
             rows.setdefault(node or self._node, []).append(row)
         at_nodes = (
-            self._commit_at(node, some, request.halves, keys, results)
+            self._commit_at(node, some, request.halves, keys, results, call.sharer)
             for node, some in rows.items()
         )
         await asyncio.gather(*at_nodes)
@@ -116,6 +118,7 @@ class HalfCommits:
         halves: Sequence[pb.HalfRef],
         keys: Mapping[int, MessageKey],
         results: list[pb.HalfCommitted | None],
+        sharer: Hashable,
     ) -> None:
         """Commits halves in one node's wheels: there, or here if it does not answer.
 
@@ -131,17 +134,23 @@ class HalfCommits:
         near = {row: left[row] for row in left if left[row].due_ms in self._near_cancels}
         if near:
             left = {row: left[row] for row in left if row not in near}
-            await asyncio.gather(self._write(left, results), self._write_uncancelled(near, results))
+            await asyncio.gather(
+                self._write(left, results), self._write_uncancelled(near, results, sharer)
+            )
         else:
             await self._write(left, results)
 
     async def _write_uncancelled(
-        self, keys: Mapping[int, MessageKey], results: list[pb.HalfCommitted | None]
+        self,
+        keys: Mapping[int, MessageKey],
+        results: list[pb.HalfCommitted | None],
+        sharer: Hashable,
     ) -> None:
         """Commits halves of seconds that have a cancel."""
         until_ms = monotonic_ms() + round(CANCEL_WAIT_S * 1000)
         while keys:
-            decisions = dict(zip(keys, await self._known(list(keys.values())), strict=True))
+            known = await self._known(list(keys.values()), sharer)
+            decisions = dict(zip(keys, known, strict=True))
             may_wait = monotonic_ms() < until_ms
             to_write, waiting = dict[int, MessageKey](), dict[int, MessageKey]()
             for row, decision in decisions.items():
@@ -156,10 +165,12 @@ class HalfCommits:
             )
             keys = waiting
 
-    async def _known(self, keys: Sequence[MessageKey]) -> list[CancelDecision | None]:
+    async def _known(
+        self, keys: Sequence[MessageKey], sharer: Hashable
+    ) -> list[CancelDecision | None]:
         """Returns what is decided of halves that have a cancel; None: of others."""
         basis = self._basis_of_look()
-        found = await self._queries.find_many([*map(Reference.of, keys)])
+        found = await self._queries.find_many([*map(Reference.of, keys)], sharer)
         return [
             basis.after_writing(key, each).decision
             if isinstance(each, Found) and each.cancels

@@ -20,6 +20,7 @@ Without I/O and clocks: the simulation uses these classes too.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -178,6 +179,7 @@ class PendingCancel:
         since_ms: When that came, by its owner's monotonic clock.
         call: That call.
         row: The message's number in it.
+        sharer: Whose call that is.
         others: Who else waits for it, if anybody does.
         other_names: What some of these call it, where that is something else.
         is_taken: It is being looked up, or was.
@@ -193,6 +195,7 @@ class PendingCancel:
     since_ms: int
     call: NamingCall[Answered]
     row: int
+    sharer: Hashable = ""
     others: Waiters[Answered] | None = None
     other_names: tuple[Reference, ...] = ()
     is_taken: bool = False

@@ -6,7 +6,7 @@ whichever node received the request (decided_dues.py).
 
 | a message is | until | then |
 |---|---|---|
-| queued | fewer are under way, or have records, than may | looked up; dropped, if nobody waits |
+| queued | fewer are under way, or have records, than may: its turn | looked up; or dropped |
 | looked up | with all that begin at the same time | answered; it is proposed |
 | proposed | a record decides it, or it is known that none will | answered |
 
@@ -29,8 +29,7 @@ the first one may last.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -40,8 +39,9 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import MOST
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleProposal
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.quantities import about
-from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.callers import CallContext
 from delaywheel_replica.server.changing.awaited import (
     PASSED_ON_S,
     AwaitedCall,
@@ -63,9 +63,10 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import handle_of
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
+from delaywheel_replica.server.node.shared_room import SharedRoom
 
-QUEUED_AT_MOST: Final = 2_048
-"""They take some eight seconds."""
+QUEUED_AT_MOST: Final = 4_096
+"""Those of one sharer take some eight seconds."""
 _KEPT_MS: Final = 1_000
 """So long an attempt waits for the next call that names it, once the time of the last one is over,
 even if that was answered in part before: it keeps its place."""
@@ -133,6 +134,7 @@ class _Attempt:
         ahead_ms: How far ahead the next one is, if that passes before it is decided.
         admitted: Done once there is room for it.
         callers: The calls that wait for it.
+        sharer: Who asked first.
         kept_until_ms: Until then it goes on without a caller.
     """
 
@@ -140,6 +142,7 @@ class _Attempt:
     to_ms: int
     admitted: asyncio.Future[None]
     callers: Waiters[_Answered]
+    sharer: Hashable
     ahead_ms: int = _NEAREST_MS
     kept_until_ms: int = 0
 
@@ -181,13 +184,14 @@ class Reschedules:
         self._propose = propose
         self._next_change = next_change
         self._attempts: dict[_Wanted, _Attempt] = {}
-        self._queue: deque[_Attempt] = deque()
+        self._queue = RoundRobin[_Attempt]()
+        self._queued = SharedRoom(QUEUED_AT_MOST)
         self._under_way: dict[_Attempt, bytes] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._admitting: asyncio.Task[None] | None = None
 
     async def reschedule(
-        self, request: pb.RescheduleRequest, caller: Caller, *, left_s: float | None
+        self, request: pb.RescheduleRequest, call: CallContext
     ) -> pb.RescheduleResponse:
         """Gives messages other dues, or returns why not; arguments as of `Cancels.cancel`.
 
@@ -200,7 +204,7 @@ class Reschedules:
         # See `Cancels.cancel`.
         request.DiscardUnknownFields()
         wanted = parsed(request.messages, self._wanted)
-        within_s = within_s_of(left_s)
+        caller, within_s = call.caller, within_s_of(call.left_s)
         named = judged(
             caller, [each if isinstance(each, Refusal) else each.named for each in wanted]
         )
@@ -213,10 +217,11 @@ class Reschedules:
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
             some = [each for row in rows if isinstance(each := wanted[row], _Wanted)]
-            await self._finder.read_ahead([each.named for each in some], caller.principal)
+            await self._finder.read_ahead([each.named for each in some], call.sharer)
             changed = await self._reschedule_here(
                 some,
                 within_s,
+                call.sharer,
                 partly=request.partly,
                 first_s=PASSED_ON_S if caller.is_node else WAIT_S,
             )
@@ -225,11 +230,17 @@ class Reschedules:
         return pb.RescheduleResponse(results=map(_result, results))
 
     async def _reschedule_here(
-        self, wanted: Sequence[_Wanted], within_s: float, *, partly: bool, first_s: float
+        self,
+        wanted: Sequence[_Wanted],
+        within_s: float,
+        sharer: Hashable,
+        *,
+        partly: bool,
+        first_s: float,
     ) -> list[_Answered | None]:
         call = AwaitedCall[_Answered].of(len(wanted))
         until_ms = monotonic_ms() + round(within_s * 1000) + _KEPT_MS
-        attempts = [self._join(each, call, row) for row, each in enumerate(wanted)]
+        attempts = [self._join(each, call, row, sharer) for row, each in enumerate(wanted)]
         self._admit()
         is_part = await call.wait(within_s, (lambda: True) if partly else None, first_s=first_s)
         if partly:
@@ -249,19 +260,23 @@ class Reschedules:
 
     # --- attempts
 
-    def _join(self, wanted: _Wanted, call: AwaitedCall[_Answered], row: int) -> _Attempt | None:
+    def _join(
+        self, wanted: _Wanted, call: AwaitedCall[_Answered], row: int, sharer: Hashable
+    ) -> _Attempt | None:
         """Begins an attempt, or joins an earlier one; None: it is refused."""
         if (attempt := self._attempts.get(wanted)) is not None:
             is_looked_up = attempt.admitted.done()
             attempt.callers.join(LaterCall(call, _NOT_FOUND) if is_looked_up else call, row)
             return attempt
-        if len(self._queue) >= QUEUED_AT_MOST:
+        if not self._queued.left(sharer):
             call.settle(row, Refusal(Reason.RESCHEDULES_BUSY))
             return None
         to_ms = self._span.checked(wanted.deliver_at_ms, wall_ms())
         admitted = asyncio.get_running_loop().create_future()
-        attempt = self._attempts[wanted] = _Attempt(wanted, to_ms, admitted, Waiters(call, row))
-        self._queue.append(attempt)
+        attempt = _Attempt(wanted, to_ms, admitted, Waiters(call, row), sharer)
+        self._attempts[wanted] = attempt
+        self._queue.add(sharer, attempt)
+        self._queued.take(sharer)
         self._start(self._carry_out(attempt))
         return attempt
 
@@ -284,7 +299,7 @@ class Reschedules:
         self._admit()
 
     def _admit(self) -> None:
-        """Lets attempts begin for which there is room, in the order in which they came.
+        """Lets attempts begin for which there is room, by turns of their sharers.
 
         The leader decides no more than its records have room for; it would forget other proposals.
         """
@@ -294,7 +309,7 @@ class Reschedules:
         taken = set(self._under_way.values())
         taken.update(key.id for key in (leading.reschedules if leading is not None else ()))
         while self._queue:
-            attempt = self._queue[0]
+            attempt = self._queue.next()
             id_ = attempt.wanted.named.id
             if not attempt.is_awaited:
                 attempt.admitted.set_exception(RequestRefusedError(Reason.RESCHEDULES_BUSY))
@@ -304,7 +319,8 @@ class Reschedules:
                 attempt.admitted.set_result(None)
             else:
                 break
-            self._queue.popleft()
+            self._queue.take()
+            self._queued.give_back(attempt.sharer)
         if self._queue and self._admitting is None:
             self._admitting = self._start(self._admit_later())
 
@@ -334,7 +350,7 @@ class Reschedules:
         )
         decision, moved_ms = await self._decide(attempt, subject, other.found)
         if decision is CancelDecision.TOO_LATE and not subject.found.copies:
-            decision, moved_ms = await self._moved_before(wanted.named.at(wanted.deliver_at_ms))
+            decision, moved_ms = await self._moved_before(attempt)
         if decision is not CancelDecision.RESCHEDULED:
             return pb.MessageRescheduled(outcome=_OUTCOMES[decision])
         if moved_ms is None:
@@ -355,7 +371,7 @@ class Reschedules:
         try:
             async with asyncio.timeout(WAIT_S):
                 while attempt.is_awaited:
-                    decided = await self._finder.decide(subject)
+                    decided = await self._finder.decide(subject, attempt.sharer)
                     decision = decided.decision
                     if decision is CancelDecision.RESCHEDULED:
                         return decided
@@ -394,16 +410,17 @@ class Reschedules:
         progress = self._finder.basis().progress
         return 0 if progress is None else progress.due_ms + 1
 
-    async def _moved_before(self, key: MessageKey) -> Decided:
+    async def _moved_before(self, attempt: _Attempt) -> Decided:
         """What to answer if the second is deleted: an earlier attempt may have succeeded.
 
         Then the message is at the due that is asked for once more. No other message is: a due that
         an id has already is refused to a message with another one.
         """
+        key = attempt.wanted.named.at(attempt.wanted.deliver_at_ms)
         there = await self._finder.find(Reference.of(key))
         if not there.found.copies:
             return Decided(CancelDecision.TOO_LATE)
-        decided = await self._finder.decide(there)
+        decided = await self._finder.decide(there, attempt.sharer)
         is_pending = decided.decision in {CancelDecision.WRITE, CancelDecision.TOO_LATE}
         if is_pending and not there.found.cancels:
             return Decided(CancelDecision.RESCHEDULED, key.due_ms)
@@ -420,7 +437,9 @@ class Reschedules:
             attempt.ahead_ms *= 2
             there = (await self._finder.find(Reference.of(subject.key.at(attempt.to_ms)))).found
         basis = self._finder.basis()
-        if basis.may_be_half(subject.key.due_ms) and await self._finder.is_half(subject):
+        if basis.may_be_half(subject.key.due_ms) and await self._finder.is_half(
+            subject, attempt.sharer
+        ):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
         progress = self._finder.basis().progress
         if progress is not None and progress.ahead:

@@ -1,7 +1,7 @@
 """DescribeCluster and ListSlots: what this node knows, or the answers of all members combined."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -79,7 +79,7 @@ class FanOut:
                 member.address = "" if peer is None else peer.token_address
 
     async def describe(
-        self, request: pb.DescribeClusterRequest, remaining_s: float | None, sharer: str = ""
+        self, request: pb.DescribeClusterRequest, remaining_s: float | None, sharer: Hashable = ""
     ) -> pb.DescribeClusterResponse:
         """Describes the cluster.
 
@@ -102,7 +102,7 @@ class FanOut:
         return joined(own, others)
 
     async def list_slots(
-        self, request: pb.ListSlotsRequest, remaining_s: float | None, sharer: str = ""
+        self, request: pb.ListSlotsRequest, remaining_s: float | None, sharer: Hashable = ""
     ) -> pb.ListSlotsResponse:
         """Lists the seconds that hold messages.
 

@@ -32,7 +32,6 @@ asks the cleaner.
 import asyncio
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +50,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.node.shared_room import SharedRoom
 
 ANSWER_WAIT_S: Final = 4.5
 DOUBT_WAIT_S: Final = 1.2
@@ -103,7 +103,7 @@ class KnownTopics:
             self._keep(name, _KnownTopic(info, None))
         # Topic -> the question that the cleaner has not answered yet.
         self._asked: dict[str, _Question] = {}
-        self._asked_of: Counter[Hashable] = Counter()
+        self._room = SharedRoom(ASKED_AT_MOST)
         self._waiters: set[_Waiter] = set()
         self._is_in_doubt = False
         self._unsaved = False
@@ -128,11 +128,11 @@ class KnownTopics:
         unasked = set()
         for name in names:
             question = self._asked.get(name)
-            if question is None and not self._may_ask(sharer):
+            if question is None and not self._room.left(sharer):
                 unasked.add(name)
             elif question is None and self._ask(AskTopic(name)):
                 question = self._asked[name] = _Question(sharer)
-                self._asked_of[sharer] += 1
+                self._room.take(sharer)
             if question is not None:
                 waiting[name] = question
         if waiting:
@@ -142,9 +142,6 @@ class KnownTopics:
         self._is_in_doubt |= bool(unanswered)
         self._settle(unanswered)
         return unasked
-
-    def _may_ask(self, sharer: Hashable) -> bool:
-        return self._asked_of[sharer] < ASKED_AT_MOST - len(self._asked)
 
     async def _wait(self, names: set[str]) -> None:
         """Waits briefly until all of these are settled."""
@@ -225,8 +222,7 @@ class KnownTopics:
         """
         for name in names:
             if (question := self._asked.pop(name, None)) is not None:
-                self._asked_of[question.sharer] -= 1
-        self._asked_of = +self._asked_of
+                self._room.give_back(question.sharer)
         for waiter in self._waiters:
             waiter.names.difference_update(names)
             if not waiter.names and not waiter.settled.done():

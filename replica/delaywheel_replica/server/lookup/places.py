@@ -1,14 +1,12 @@
 """Finds a message in Kafka: asks the cleaner, which looks for its record.
 
 A caller waits for the answer, `ANSWER_WAIT_S` at most; without one the message is returned without
-a place. The number of waiting callers is bounded by what the cleaner accepts: beyond it nothing is
-asked, and of one principal no more than a share waits: whoever asks for many places takes none of
-others', nor what became of their cancels.
+a place. No more wait than the cleaner accepts, and of a sharer no more than are left to others;
+beyond that nothing is asked.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -17,10 +15,10 @@ from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import HALF_GROUP, LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, PlaceFound
+from delaywheel_replica.server.node.shared_room import SharedRoom
 
 ANSWER_WAIT_S: Final = 4.5
 ASKED_AT_MOST: Final = 256
-ASKED_BY_ONE: Final = 32
 
 _IS_DEAD: Final = {
     pb.MESSAGE_STATE_DONE: None,
@@ -66,26 +64,19 @@ class AskedPlaces:
         self._wait_s = wait_s
         self._questions = count(1)
         self._asked: dict[int, asyncio.Future[PlaceFound]] = {}
-        self._asked_by = Counter[str | None]()
+        self._room = SharedRoom(ASKED_AT_MOST)
 
-    async def add_place(self, message: pb.StoredMessage, principal: str | None = None) -> None:
+    async def add_place(self, message: pb.StoredMessage, sharer: Hashable = "") -> None:
         """Adds the place of a message's record, if any; and what that proves of its state.
 
         Args:
             message: The message.
-            principal: Who asks; None: nobody has a name.
+            sharer: Who asks.
         """
         if message.state not in _IS_DEAD:
             return
-        if self._asked_by[principal] >= (ASKED_AT_MOST if principal is None else ASKED_BY_ONE):
-            return
-        self._asked_by[principal] += 1
-        try:
-            question = self._question(message, principal, is_dead=_IS_DEAD[message.state])
-            found = await self._look(question)
-        finally:
-            self._asked_by[principal] -= 1
-            self._asked_by = +self._asked_by  # without those who wait for nothing
+        question = self._question(message, is_dead=_IS_DEAD[message.state])
+        found = await self._look(question, sharer)
         if found is not None and found.answer in _ANSWERED:
             message.state = _ANSWERED[found.answer]
         if found is None or found.place is None:
@@ -100,15 +91,15 @@ class AskedPlaces:
             message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, found.dead_reason
 
     async def ended(
-        self, message: pb.StoredMessage, principal: str | None = None
+        self, message: pb.StoredMessage, sharer: Hashable = ""
     ) -> "pb.MessageState.ValueType | None":
-        """What became of a message that is done; None: nothing proves it. To a principal.
+        """What became of a message that is done; None: nothing proves it.
 
         CANCELLED, also if it has another due; DONE if it was deferred; of a half also ASKED, and
         COMMITTED if its message is due later; DEAD_LETTERED, with the reason, which is added;
         otherwise DELIVERED.
         """
-        found = await self._look(self._question(message, principal, is_named_by_cancel=True))
+        found = await self._look(self._question(message, is_named_by_cancel=True), sharer)
         if found is None or found.place is None:
             return None
         if found.dead_reason is not None:
@@ -116,26 +107,25 @@ class AskedPlaces:
             return pb.MESSAGE_STATE_DEAD_LETTERED
         return _ENDED.get(found.outcome, pb.MESSAGE_STATE_DELIVERED)
 
-    async def _look(self, asked: AskPlace) -> PlaceFound | None:
+    async def _look(self, asked: AskPlace, sharer: Hashable) -> PlaceFound | None:
         """Asks the cleaner; None: it gave no answer, or has too much to look for."""
-        if len(self._asked) >= ASKED_AT_MOST:
-            return None
-        question = replace(asked, question=next(self._questions))
-        if not self._ask(question):
-            return None
-        answer = asyncio.get_running_loop().create_future()
-        self._asked[question.question] = answer
-        try:
-            return await asyncio.wait_for(answer, self._wait_s)
-        except TimeoutError:
-            return None
-        finally:
-            del self._asked[question.question]
+        number = next(self._questions)
+        # A name may be longer than the link takes.
+        question = replace(asked, question=number, sharer=hash(sharer))
+        with self._room.place(sharer) as has_place:
+            if not has_place or not self._ask(question):
+                return None
+            answer = self._asked[number] = asyncio.get_running_loop().create_future()
+            try:
+                return await asyncio.wait_for(answer, self._wait_s)
+            except TimeoutError:
+                return None
+            finally:
+                del self._asked[number]
 
     def _question(
         self,
         message: pb.StoredMessage,
-        principal: str | None,
         *,
         is_dead: bool | None = None,
         is_named_by_cancel: bool = False,
@@ -152,7 +142,6 @@ class AskedPlaces:
             is_named_by_cancel=is_named_by_cancel,
             is_asked_half=is_asked,
             early_ms=LONGEST_HOLD_MS if is_half else 0,
-            sharer=hash(principal) if principal else 0,  # a name may be longer than the link takes
         )
 
     def heard(self, found: PlaceFound) -> None:

@@ -4,12 +4,12 @@ The answering node's view, never a promise: raw rows of all wheels of which it h
 and mirrored ones, counted as written; each message lies in one wheel, so it is counted once. Slot
 files are read on a separate thread, so that a large second does not delay senders; pages of a
 second and long lists are made on two others, so that they do not delay cancels either. Single
-messages are looked for in turns by principal: in one, few seconds are read that are not in the
+messages are looked for in turns by sharer: in one, few seconds are read that are not in the
 index of ids yet, however many messages a call names.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -137,7 +137,9 @@ class Queries:
         self._paging.close()
         self._lists.close()
 
-    async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
+    async def find_many(
+        self, references: Sequence[Reference], sharer: Hashable = ""
+    ) -> list[Found | RequestRefusedError]:
         """Finds messages and their cancels; below the floor there are none.
 
         All that are in known seconds cost one hand-over to the thread that reads.
@@ -147,7 +149,7 @@ class Queries:
             HANDLE_AMBIGUOUS: several messages have this id and second; NOT_UP_TO_DATE: only another
             message is found, and this one may lie in what cannot be read.
         """
-        return [found for found, _ in await self._find(references, "", with_frames=False)]
+        return [found for found, _ in await self._find(references, sharer, with_frames=False)]
 
     async def are_absent(self, references: Sequence[Reference]) -> NDArray[np.bool_]:
         """Which messages have no row here, as far as their seconds are not deleted."""
@@ -161,15 +163,15 @@ class Queries:
             absent[rows] = part
         return absent
 
-    async def read_ahead(self, references: Sequence[Reference], principal: str | None) -> None:
-        """Reads the seconds of a call's messages that the index lacks, if these are many.
+    async def read_ahead(self, references: Sequence[Reference], sharer: Hashable) -> None:
+        """Reads the seconds of a call's messages that the index lacks.
 
-        Its messages are looked for with those of others next: so these wait for its turns alone.
+        Its messages are looked for with those of others next, which wait for no seconds of it.
         """
         seconds = {each.slot: each for each in references if not self.is_deleted(each)}
         unread = [each for slot, each in seconds.items() if slot not in self._scanner.ids]
-        if len(unread) > _UNREAD_AT_ONCE:
-            await self._find(unread, principal or "", with_frames=False)
+        if unread:
+            await self._find(unread, sharer, with_frames=False)
 
     def is_deleted(self, reference: Reference) -> bool:
         """Whether the second of a message is finished and deleted."""
@@ -178,7 +180,7 @@ class Queries:
     async def _in_turns(
         self,
         references: Sequence[Reference],
-        sharer: str,
+        sharer: Hashable,
         look: Callable[[Sequence[Reference]], _Made],
         most: int = _IDS_AT_ONCE,
     ) -> AsyncIterator[tuple[Sequence[int], _Made]]:
@@ -208,7 +210,7 @@ class Queries:
             yield some, await self._turns.take(sharer, partial(look, named))
 
     async def _find(
-        self, references: Sequence[Reference], sharer: str, *, with_frames: bool
+        self, references: Sequence[Reference], sharer: Hashable, *, with_frames: bool
     ) -> list[tuple[Found | RequestRefusedError, Frame | None]]:
         """Finds messages; with frames, also reads the frame of each one's first copy."""
         floor = self._floor()
@@ -273,9 +275,11 @@ class Queries:
             return None
         return half, frame
 
-    async def message(self, slot: int, place: Position) -> Columns | None:
+    async def message(self, slot: int, place: Position, sharer: Hashable = "") -> Columns | None:
         """Returns one message; None: its frame cannot be read, or no longer exists."""
-        (columns,) = await self._turns.take("", lambda: self._scanner.messages([(slot, place)], 0))
+        (columns,) = await self._turns.take(
+            sharer, lambda: self._scanner.messages([(slot, place)], 0)
+        )
         return columns
 
     async def to_copy(
@@ -301,20 +305,18 @@ class Queries:
         """Whether copies have the contents of messages; see `Scanner.are_same`."""
         return await self._turns.take("", lambda: self._scanner.are_same(copies))
 
-    async def get_message(
-        self, reference: Reference, principal: str | None = None
-    ) -> MessageAnswer:
+    async def get_message(self, reference: Reference, sharer: Hashable = "") -> MessageAnswer:
         """Returns one message with its content.
 
         Args:
             reference: Which.
-            principal: Who asks.
+            sharer: Who asks.
 
         Raises:
             RequestRefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot
                 be read; HANDLE_AMBIGUOUS.
         """
-        ((found, frame),) = await self._find([reference], principal or "", with_frames=True)
+        ((found, frame),) = await self._find([reference], sharer, with_frames=True)
         if isinstance(found, RequestRefusedError):
             raise found
         if not found.copies:
@@ -393,12 +395,14 @@ class Queries:
             for copy in found.copies
         )
 
-    async def list_slots(self, request: pb.ListSlotsRequest, sharer: str) -> pb.ListSlotsResponse:
+    async def list_slots(
+        self, request: pb.ListSlotsRequest, sharer: Hashable
+    ) -> pb.ListSlotsResponse:
         """Lists the seconds that hold messages, from the dial, when it is the sharer's turn."""
         status, progress = self._view.status(), self._view.cleaner.progress
         return await self.for_lists(sharer, lambda: self._slots(request, status, progress))
 
-    async def for_lists(self, sharer: str, work: Callable[[], _Made]) -> _Made:
+    async def for_lists(self, sharer: Hashable, work: Callable[[], _Made]) -> _Made:
         """Builds a long list on its own thread, one at a time."""
         return await self._lists.take(sharer, work)
 
@@ -436,9 +440,9 @@ class Queries:
         return answer
 
     async def get_slot(
-        self, request: pb.GetSlotRequest, principal: str | None = None
+        self, request: pb.GetSlotRequest, sharer: Hashable = ""
     ) -> pb.GetSlotResponse:
-        """Returns one page of a second's messages, to a principal.
+        """Returns one page of a second's messages, to a sharer.
 
         Raises:
             RequestRefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
@@ -446,9 +450,7 @@ class Queries:
         if not 0 < request.slot < SLOT_BEYOND:
             raise RequestRefusedError(Reason.SLOT_INVALID)
         limits, progress = limits_of(self._view.status()), self._view.cleaner.progress
-        return await self._paging.take(
-            principal or "", lambda: self._pages.page(request, limits, progress)
-        )
+        return await self._paging.take(sharer, lambda: self._pages.page(request, limits, progress))
 
     # --- what the node knows
 

@@ -18,8 +18,7 @@ or with the next file, and pauses make their delays rarer, but searches as much 
 
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -58,6 +57,7 @@ from delaywheel_replica.server.lookup.scan import (
 from delaywheel_replica.server.lookup.stored import first_row, half_state, stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.node.shared_room import SharedRoom
 from delaywheel_replica.server.node.turns import Turns
 
 READ_BYTES: Final = 128 << 20
@@ -174,29 +174,29 @@ class Search:
         self._knows_all = knows_all
         self._walk = Walk(Scanner(disk, data, on_damaged=on_damaged), DialView(disk, data))
         self._turns = Turns("search")
-        self._calls = Counter[str]()
+        self._room = SharedRoom(_CALLS, _CALLS_OF_PRINCIPAL)
 
     def close(self) -> None:
         """Ends the thread."""
         self._turns.close()
 
     async def search(
-        self, request: pb.SearchRequest, wanted: Wanted, principal: str | None = None
+        self, request: pb.SearchRequest, wanted: Wanted, sharer: Hashable = ""
     ) -> pb.SearchResponse:
-        """Returns a page of pending messages, to a principal.
+        """Returns a page of pending messages, to a sharer.
 
         Raises:
             RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
         """
         asked = Asked(wanted, request.page_token, request.page_size, request.with_content)
-        page = await self.page(asked, principal)
+        page = await self.page(asked, sharer)
         node = self._view.status().heartbeat.node
         return pb.SearchResponse(
             messages=page.messages, next_page_token=page.next_token, looked=page.looked(node)
         )
 
-    async def page(self, asked: Asked, principal: str | None = None) -> Page:
-        """Returns a page of pending messages, with their places, to a principal.
+    async def page(self, asked: Asked, sharer: Hashable = "") -> Page:
+        """Returns a page of pending messages, with their places, to a sharer.
 
         Raises:
             RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
@@ -211,25 +211,20 @@ class Search:
             frozenset() if cleaner is None else frozenset(cleaner.reschedules),
             frozenset() if cleaner is None else frozenset(cleaner.wheels),
         )
-        page = await self.on_thread(lambda: self._walk.page(asked, begin, held), principal)
+        page = await self.on_thread(lambda: self._walk.page(asked, begin, held), sharer)
         page.complete = page.complete and self._knows_all(status)
         return page
 
-    async def on_thread(self, work: Callable[[], _Made], principal: str | None = None) -> _Made:
-        """Runs a function on the thread, when it is the principal's turn.
+    async def on_thread(self, work: Callable[[], _Made], sharer: Hashable = "") -> _Made:
+        """Runs a function on the thread, when it is the sharer's turn.
 
         Raises:
             RequestRefusedError: SEARCHES_BUSY.
         """
-        sharer = principal or ""
-        if self._calls[sharer] >= min(_CALLS_OF_PRINCIPAL, _CALLS - self._calls.total()):
-            raise RequestRefusedError(Reason.SEARCHES_BUSY)
-        self._calls[sharer] += 1
-        try:
+        with self._room.place(sharer) as has_place:
+            if not has_place:
+                raise RequestRefusedError(Reason.SEARCHES_BUSY)
             return await self._turns.take(sharer, work)
-        finally:
-            self._calls[sharer] -= 1
-            self._calls = +self._calls
 
 
 @dataclass(frozen=True, slots=True)

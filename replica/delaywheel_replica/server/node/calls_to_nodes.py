@@ -14,7 +14,7 @@ a new one, which finds a node that came back at once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -30,6 +30,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard, leader_heard
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RequestRefusedError
+from delaywheel_replica.server.node.turns import TurnsAtOnce
 
 PASSED: Final = "dw-passed"
 """Metadata of a call that another node makes: the secret of the node that is called, as hex."""
@@ -134,7 +135,7 @@ class CallsToNodes:
         self._channels: dict[tuple[str, object], _Kept] = {}
         self._answered: dict[tuple[str, object], grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._asks = asyncio.Semaphore(_ASKS)
+        self._asks = TurnsAtOnce(_ASKS)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -242,13 +243,16 @@ class CallsToNodes:
             return None
         return answer.message
 
-    async def others_have_none(self, message: pb.MessageRef, *, wanted: int) -> bool:
+    async def others_have_none(
+        self, message: pb.MessageRef, *, wanted: int, sharer: Hashable = ""
+    ) -> bool:
         """Whether enough other nodes, asked now, report that they do not have a message.
 
         A node that may have lost frames does not count.
 
         Args:
             wanted: How many nodes have to confirm it.
+            sharer: Whose turn it is.
         """
         if not wanted:
             return True
@@ -263,7 +267,7 @@ class CallsToNodes:
                 return True
             return False
 
-        async with self._asks:
+        async with self._asks.turn(sharer):
             answers = await self.ask_all(has_none, within_s=_ASKED_BY_THE_WAY_S)
         heartbeats = heartbeats_heard(self._view.status())
         complete = {node for node, heartbeat in heartbeats.items() if heartbeat.complete}

@@ -1,12 +1,13 @@
 """Work that is done in turns, by who asks for it: on one thread, or so many at once.
 
-A sharer is a principal; all that have no name are one. So whoever asks for much waits for itself,
-and others for one turn of each sharer: what is done in a turn should not take long.
+A sharer is a principal, or a connection without one (`CallOrigin.sharer`). So whoever asks for much
+waits for itself, and others for one turn of each sharer: what is done in a turn should not take
+long.
 """
 
 import asyncio
 from asyncio import wrap_future
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from threading import Lock
@@ -34,7 +35,7 @@ class Turns:
         """Ends the thread."""
         self._thread.shutdown(cancel_futures=True)
 
-    async def take(self, sharer: str, work: Callable[[], _Made]) -> _Made:
+    async def take(self, sharer: Hashable, work: Callable[[], _Made]) -> _Made:
         """Does some work once it is its turn."""
         made = Future[_Made]()
         with self._lock:
@@ -61,7 +62,7 @@ class TurnsAtOnce:
         self._waiting: Final = RoundRobin[asyncio.Future[None]]()
 
     @asynccontextmanager
-    async def turn(self, sharer: str) -> AsyncIterator[None]:
+    async def turn(self, sharer: Hashable) -> AsyncIterator[None]:
         """Waits for a turn, which lasts until the context is left."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.add(sharer, turn)
