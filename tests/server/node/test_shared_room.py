@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from delaywheel_replica.server.node.shared_room import SharedRoom
+from delaywheel_replica.server.access.shared_room import SharedRoom
 
 
 def test_a_sharer_takes_no_more_than_is_left_to_others() -> None:

@@ -45,6 +45,7 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.quantities import counted
+from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.changing.awaited import AwaitedCall
 from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, MessageFinder
 from delaywheel_replica.server.changing.pending import (
@@ -65,7 +66,6 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
-from delaywheel_replica.server.node.shared_room import SharedRoom
 
 QUEUED_AT_MOST: Final = 32_768
 KEPT_AT_MOST: Final = 49_152

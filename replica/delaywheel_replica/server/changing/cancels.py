@@ -14,6 +14,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.rights import Right
 from delaywheel_replica.server.access.callers import CallContext
+from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.access.showing import searchable
 from delaywheel_replica.server.changing.awaited import (
     OF_ALL,
@@ -33,7 +34,6 @@ from delaywheel_replica.server.lookup.search import Asked, Search
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
-from delaywheel_replica.server.node.shared_room import SharedRoom
 
 _OUTCOMES: Final = {
     CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,

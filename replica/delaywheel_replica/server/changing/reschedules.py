@@ -42,6 +42,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.quantities import about
 from delaywheel_replica.server.access.callers import CallContext
+from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.changing.awaited import (
     PASSED_ON_S,
     AwaitedCall,
@@ -63,7 +64,6 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import handle_of
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
-from delaywheel_replica.server.node.shared_room import SharedRoom
 
 QUEUED_AT_MOST: Final = 4_096
 """Those of one sharer take some eight seconds."""

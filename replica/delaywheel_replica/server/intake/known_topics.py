@@ -48,9 +48,9 @@ from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicInfo, Topics
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import counted
+from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.node.refusals import Refusal
-from delaywheel_replica.server.node.shared_room import SharedRoom
 
 ANSWER_WAIT_S: Final = 4.5
 DOUBT_WAIT_S: Final = 1.2

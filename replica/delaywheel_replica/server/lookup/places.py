@@ -15,7 +15,7 @@ from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import HALF_GROUP, LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, PlaceFound
-from delaywheel_replica.server.node.shared_room import SharedRoom
+from delaywheel_replica.server.access.shared_room import SharedRoom
 
 ANSWER_WAIT_S: Final = 4.5
 ASKED_AT_MOST: Final = 256

@@ -39,6 +39,7 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.lookup.batches import Examined, ScannedBatch, in_batches
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.history import ProgressHistory
@@ -57,7 +58,6 @@ from delaywheel_replica.server.lookup.scan import (
 from delaywheel_replica.server.lookup.stored import first_row, half_state, stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
-from delaywheel_replica.server.node.shared_room import SharedRoom
 from delaywheel_replica.server.node.turns import Turns
 
 READ_BYTES: Final = 128 << 20

@@ -2,7 +2,7 @@
 
 A sharer takes no more than is left to others: alone half of the room, two of them a third each. So
 there is room for whoever comes next, however much one asks for. What has no room does not wait for
-it (turns.py), but is refused.
+it (`node.turns`), but is refused.
 """
 
 from collections import Counter
