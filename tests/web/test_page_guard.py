@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import aiohttp
 import pytest
 
 from delaywheel_replica.web import calls, site
-from delaywheel_replica.web.calls import BODY_AT_MOST
+from delaywheel_replica.web.calls import BODY_AT_MOST, SHORT_BYTES
 from support.clients.page_user import OF_THE_PAGE, PageUser, page
 from support.clients.scripted_node import ScriptedNode
 
@@ -112,8 +115,6 @@ async def test_a_body_is_bounded_before_it_is_read(user: PageUser) -> None:
     """Told by its length nothing of it is taken; told by nothing, no more than the bound."""
     bearer = {"Authorization": f"Bearer {user.site.sessions.secret}"}
     host, port = user.address.split("//")[1].rstrip("/").split(":")
-    import asyncio  # noqa: PLC0415
-
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST /{WHO} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {20 << 20}\r\n"
     writer.write(f"{head}Authorization: {bearer['Authorization']}\r\n\r\n".encode())
@@ -153,6 +154,28 @@ async def test_a_malformed_request_says_where(user: PageUser, body: bytes, said:
     status, answered = await user.post("DelayWheel/GetSlot", body)
     assert (status, answered["reason"]) == (400, "REQUEST_MALFORMED")
     assert said in json.dumps(answered)
+
+
+async def test_bodies_of_who_has_left_are_parsed_two_at_once(
+    monkeypatch: pytest.MonkeyPatch, user: PageUser
+) -> None:
+    parsing, goes_on = [], threading.Event()
+
+    def parse(body: bytes, _into: Any) -> None:
+        parsing.append(len(body))
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(calls, "parse", parse)
+    await user.sign_in()
+    for number in range(3):
+        asking = asyncio.create_task(user.post("DelayWheel/WhoAmI", b" " * (SHORT_BYTES + 1)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1 if number == 2 else 60):
+                while len(parsing) <= number:  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(0.01)
+        asking.cancel()
+    goes_on.set()
+    assert len(parsing) == 2
 
 
 async def test_more_values_than_a_request_can_mean_are_refused(

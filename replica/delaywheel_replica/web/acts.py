@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, deque
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from time import time
 from typing import Any, Final
 
@@ -78,8 +78,10 @@ def _named(request: Message) -> dict[str, Any]:
         case pb.RescheduleRequest():
             return _of_refs([each.message for each in request.messages])
         case pb.CancelManyRequest():
-            given = [field.name for field, _ in request.filter.ListFields()]
-            return {"filter_by": given, "topic": request.filter.topic[:_TEXT_AT_MOST]}
+            return {
+                "filter_by": [field.name for field, _ in request.filter.ListFields()],
+                "topic": request.filter.topic[:_TEXT_AT_MOST],
+            }
         case pb.ReplaceNodeRequest() | pb.RemoveNodeRequest():
             return {"node": request.node[:_TEXT_AT_MOST]}
         case pb.DelayProduceRequest():
@@ -96,8 +98,7 @@ def _of_refs(refs: list[pb.MessageRef]) -> dict[str, Any]:
 
 
 def _outcomes(answer: Message) -> dict[str, int]:
-    results: Iterable[Any] = getattr(answer, "results", ())
-    return dict(Counter(map(_outcome, results))) or {"DONE": 1}
+    return dict(Counter(map(_outcome, getattr(answer, "results", ())))) or {"DONE": 1}
 
 
 def _outcome(result: Any) -> str:
@@ -106,5 +107,4 @@ def _outcome(result: Any) -> str:
     outcome = result.DESCRIPTOR.fields_by_name.get("outcome")
     if outcome is None:
         return "DONE"
-    name = str(outcome.enum_type.values_by_number[result.outcome].name)
-    return name.partition("_OUTCOME_")[2]
+    return str(outcome.enum_type.values_by_number[result.outcome].name).partition("_OUTCOME_")[2]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from aiohttp import web
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -70,12 +71,15 @@ class CallRoutes:
         else:
             refuse_longer(request, BODY_AT_MOST)
             await self._nodes.who(viewer)
-            async with self._long:
-                await asyncio.to_thread(parse, await body_of(request), asked)
+            await asyncio.shield(self._parse_long(request, asked))  # a thread cannot be cancelled
         asking: Awaitable[NodeAnswer] = self._nodes.ask(viewer, method, asked)
         if is_act:
             asking = asyncio.shield(self._acts.noted(viewer, name, asked, asking))
         return web.Response(text=as_json((await asking)[1]), content_type="application/json")
+
+    async def _parse_long(self, request: web.Request, into: Message) -> None:
+        async with self._long:
+            await asyncio.to_thread(parse, await body_of(request), into)
 
 
 def is_short(request: web.Request) -> bool:
