@@ -168,6 +168,20 @@ def test_no_secret_is_in_a_bundle(
         "dialled https://user:pa/s3cret@host/path",
         "dialled user:s3cret@host:9092",
         f"{'M' * 64}\ns3cretMM\n-----END EC PRIVATE KEY-----",
+        "the password is s3cret",
+        "`sasl.password` was: s3cret, it says",
+        'the token is now "a s3cret"',
+        'the api key is set: api_key is set to s3cret"; more',
+        "the password is\ns3cret",
+        "password:\n\n  s3cret\\x",
+        "client.secret =\r\ns3cret\r\nnext",
+        '"password":\n  "a s3cret",',
+        "password: |-\n  s3cret",
+        "tokens:\n  password:\n    s3cret",
+        r'{"event": "said {\"password\":\n\"a s3cret\"\n}"}',
+        '{"event": "refused: password:\\n  s3cret\\nof node n1"}',
+        "said 'password:\\r\\ns3cret' to n1",
+        "Authorization:\n  Token s3cret",
     ],
 )
 def test_secrets_in_odd_places_of_a_log_are_hidden(tmp_path: Path, line: str) -> None:
@@ -175,7 +189,28 @@ def test_secrets_in_odd_places_of_a_log_are_hidden(tmp_path: Path, line: str) ->
     assert "s3cret" not in Redactor(config).log(f"{line}\n")
 
 
-@pytest.mark.parametrize("part", ["z", "-", "z.", "z-", "z:", "z://", "M\n", "z@", ": "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the password is wrong, and the token is expired",
+        "Broker: Delegation Token is not found on server",
+        "a client.secret is mandatory: password is required. Its signature was invalid",
+        "a password isolated; the token is: missing",
+        "sign in with a token:\n2030-01-01 INFO started",
+        'no token:\n{"event":"started"}',
+        '{"event": "no token:\\nTraceback (most recent call last):"}',
+        "no cookie:\nnode n1 started",
+    ],
+)
+def test_harmless_lines_of_a_log_are_shown(tmp_path: Path, text: str) -> None:
+    config = Config(cluster_id="c", node_id="n", data_dir=tmp_path, kafka={})
+    assert Redactor(config).log(text) == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["z", "-", "z.", "z-", "z:", "z://", "M\n", "z@", ": ", "token:\n", "token", "pass is a "],
+)
 def test_a_long_word_in_a_log_is_read_but_once(tmp_path: Path, part: str) -> None:
     """One of 20,000 characters took a minute: it was looked at from each of its places."""
     config = Config(cluster_id="c", node_id="n", data_dir=tmp_path, kafka={})

@@ -31,26 +31,32 @@ _TELLING: Final = (
     r"|(?:api|access|private|account|shared|encryption)[_.\-]?key"
 )
 _NAMES: Final = re.compile(rf"(?i){_TELLING}|_KEY$|_SAS$|_DSN$")
+_NAME: Final = rf"(?:{_TELLING})[\w.-]{{0,64}}(?:\\?[\"'`])?"
 _VALUE: Final = (
     r"(\\\"(?:[^\"\\\n]|\\[^\"\n])*\\\"|b?\"(?:[^\"\\\n]|\\.)*\"|b?'(?:[^'\\\n]|\\.)*'"
     r"|[\"'][^\n]*|[^\s,;&}\]\"'\\)]+)"
-)
-_NAMED: Final = re.compile(
-    # As programs write names and values: name=value, "name": "value", name 'value', --name value.
-    # What stands before a name may be long, and is not looked at from each of its places.
-    rf"(?i)((?:{_TELLING})[\w.-]*(?:\\?[\"'])?[ \t]*(?:=>|[:=]|%3[Dd]|[ \t](?=[\"']))[ \t]*"
-    rf"|(?<!-)--?[\w-]{{,64}}(?:{_TELLING})[\w-]*[ \t]+){_VALUE}"
 )
 _CONTENT: Final = re.compile(
     rf"(?im)((?:^|[ \t{{,(\"'])(?:key|value|headers?|body|payload)\\?[\"']?[ \t]*[:=][ \t]*)"
     rf"([\[{{][^\]}}\n]*[\]}}]|{_VALUE[1:]}"
 )
+
+
+def _hidden(match: re.Match[str]) -> str:
+    """Hides the value behind a name, and leaves its quotation marks."""
+    mark = re.match(r"\\?[\"']?", match[2])
+    return f"{match[1]}{mark[0] if mark else ''}{HIDDEN}{mark[0] if mark else ''}"
+
+
 _FORMS: Final = tuple(
     (re.compile(form), shown)
     for form, shown in (
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*-----|\Z)", HIDDEN),
         # Whole headers: what comes behind the first word of them is as secret.
-        (r"(?i)\b((?:cookie|authorization)[ \t]*:[ \t]*)[^\n\"']+", rf"\1{HIDDEN}"),
+        (
+            r"(?i)\b((?:cookie|authorization)[ \t]*:(?:[ \t]*\r?\n[ \t])?[ \t]*)[^\n\"']+",
+            rf"\1{HIDDEN}",
+        ),
         (r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*", HIDDEN),
         (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", HIDDEN),
         (r"\b[0-9a-fA-F]{48,}\b", HIDDEN),  # an id has 32
@@ -59,6 +65,39 @@ _FORMS: Final = tuple(
         (r"(\b[a-zA-Z][\w+.-]{0,64}://)[^\s\"'<>]{0,512}@", rf"\1{HIDDEN}@"),
         (r"(?<![\w.:/@+*-])([\w.+-]{1,64}:)[^\s\"'<>@/]{1,256}@(?=[\w\[])", rf"\1{HIDDEN}@"),
         (r"(\b[a-zA-Z][\w+.-]{0,64}://[^\s\"'?#<>]{0,1024})[?#][^\s\"'<>]+", rf"\1?{HIDDEN}"),
+        # name: and the value alone on the next line, which may be of a text within a text.
+        (
+            (
+                rf"(?im)({_NAME}[ \t]*(?:=>|[:=]|[ \t](?:is|was):?)[ \t]*[|>]?[+-]?"
+                r"(?:[ \t]*(?:\r?\n|\\{1,8}[rn])){1,3}[ \t]*)"
+                rf"(?![\[{{<]|\S{{0,64}}{_NAME}[:=])"
+                r"(\\?\"[^\n]*\"|'[^\n]*'|\S+)"
+                r"(?=[ \t,]{0,64}(?:\r?$|\\{1,8}[rn]|[\"'](?:[\s,}]|$)))"
+            ),
+            _hidden,
+        ),
+        # As programs write them: name=value, "name": "value", name 'value', --name value.
+        # What stands before a name may be long, and is not looked at from each of its places.
+        (
+            (
+                rf"(?i)({_NAME}[ \t]*(?:=>|[:=]|%3[Dd]|[ \t](?=[\"']))[ \t]*"
+                rf"|(?<!-)--?[\w-]{{,64}}(?:{_TELLING})[\w-]*[ \t]+){_VALUE}"
+            ),
+            _hidden,
+        ),
+        # As people say it: name is value; but not what else is said of secrets.
+        (
+            (
+                rf"(?i)({_NAME}[ \t]+(?:is|was)(?:[ \t]+(?:now|set[ \t]+to))?"
+                r"(?:[ \t]*:[ \t]*|[ \t]+))"
+                r"(?!(?:not?|none|null|true|false|an?|the|too|(?:in)?valid|missing|present|wrong"
+                r"|(?:in)?correct|malformed|mandatory|required|needed|optional|empty|expired"
+                r"|(?:un)?known|(?:un)?set|used|taken|rejected|refused|revoked|of|for|in|from|by|now"
+                r"|already|only|never|still)"
+                rf"[.,;:!?)]*(?:[\s\"'\\]|$)){_VALUE}"
+            ),
+            _hidden,
+        ),
     )
 )
 
@@ -84,7 +123,7 @@ class Redactor:
             text = self._known.sub(HIDDEN, text)
         for form, shown in _FORMS:
             text = form.sub(shown, text)
-        return _NAMED.sub(_hidden, text)
+        return text
 
     def document(self, value: Any, name: str = "") -> Any:
         """Returns plain values without them; what has a telling name is hidden whole."""
@@ -97,12 +136,6 @@ class Redactor:
     def log(self, text: str) -> str:
         """Returns lines of a log without them, and without what may be of a message."""
         return _CONTENT.sub(_hidden, self.text(_CUT_KEY.sub(HIDDEN, text)))
-
-
-def _hidden(match: re.Match[str]) -> str:
-    """Hides the value behind a name, and leaves its quotation marks."""
-    mark = re.match(r"\\?[\"']?", match[2])
-    return f"{match[1]}{mark[0] if mark else ''}{HIDDEN}{mark[0] if mark else ''}"
 
 
 def _known(config: Config) -> Iterator[str]:
