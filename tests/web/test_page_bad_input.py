@@ -49,7 +49,7 @@ async def test_a_node_of_an_earlier_release_tells_less_and_nothing_of_it_is_0(
     node.list_slots = answer(
         pb.ListSlotsResponse(node="n1", slots=[pb.SlotRow(slot=1, messages=7)])
     )
-    await tab.sees("not told: nodes of an earlier release")
+    await tab.sees("not told by n1, n2")
     row = tab.page.get_by_role("row", name="n1").first
     assert (await row.inner_text()).count("not told") >= 4
     row = tab.page.get_by_role("row", name="n2").first
@@ -63,6 +63,23 @@ async def test_a_node_of_an_earlier_release_tells_less_and_nothing_of_it_is_0(
     for number in range(3):
         await summaries.nth(number).click()
     assert await tab.page.get_by_text("not told: the node has an earlier release").count() == 2
+
+
+async def test_rates_name_the_nodes_that_they_lack(node: ScriptedNode, tab: Tab) -> None:
+    """A sum of those that tell looked like that of the cluster."""
+    described = describe_cluster()
+    del described.members[:]
+    counts = pb.MemberCounts(accepted_messages=7)
+    for name, report in (
+        ("n1", pb.MemberReport(counts=counts, cleaner_started_ms=1)),
+        ("n2", pb.MemberReport(version="0.0.9", cleaner_started_ms=1)),
+        ("n3", None),
+        ("n4", pb.MemberReport(counts=counts)),
+    ):
+        described.members.add(node=name, report=report)
+    node.describe = answer(described)
+    opened = await tab.another()
+    await opened.get_by_text("so far; not told by n2, n3, n4").wait_for(timeout=60_000)
 
 
 async def test_what_others_wrote_is_text_wherever_it_is(

@@ -290,12 +290,14 @@ def _growing(lateness_ms: int = 0) -> Any:
         described.wheels[0].replicas.add(node="n1", state=pb.REPLICA_STATE_IN_SYNC)
         described.pending.messages = 1_390
         for name in ("n2", "n3"):
-            other = described.members.add(node=name, reachable=True, accepting=True)
-            other.report.version, other.report.now_ms, other.report.role = (
-                "0.1.0",
-                now_ms,
-                "standby",
+            report = pb.MemberReport(
+                version="0.1.0",
+                now_ms=now_ms,
+                role="standby",
+                cleaner_started_ms=1,
+                counts=pb.MemberCounts(),
             )
+            described.members.add(node=name, reachable=True, accepting=True, report=report)
             described.wheels[0].replicas.add(node=name, state=pb.REPLICA_STATE_IN_SYNC)
         return described
 

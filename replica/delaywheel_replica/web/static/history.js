@@ -3,7 +3,6 @@
 
 const STEP_MS = 5000;
 const KEPT_MS = 15 * 60 * 1000;
-const NAMES = ["accepted", "forwarded", "refused", "dead"];
 
 export class History {
   steps = [];
@@ -11,7 +10,7 @@ export class History {
   #last = null;
 
   add(told) {
-    const sample = { at_ms: told.at_ms, nodes: new Map((told.status.members ?? []).filter((m) => m.report?.counts).map((m) => [m.node, m.report])) };
+    const sample = { at_ms: told.at_ms, nodes: new Map((told.status.members ?? []).map((m) => [m.node, m.report])) };
     this.#first ??= sample;
     this.#last = sample;
     if (sample.at_ms - this.#first.at_ms < STEP_MS) return;
@@ -26,12 +25,16 @@ export class History {
   }
 }
 
+function nothing(more) {
+  return { told: false, untold: new Set(), accepted: 0, forwarded: 0, refused: 0, dead: 0, late: { bounds: [], counts: [] }, refusedBy: new Map(), deadBy: new Map(), ...more };
+}
+
 function grown(before, after) {
-  const step = { from_ms: before.at_ms, to_ms: after.at_ms, told: false, late: { bounds: [], counts: [] }, refusedBy: new Map(), deadBy: new Map() };
-  for (const name of NAMES) step[name] = 0;
+  const step = nothing({ from_ms: before.at_ms, to_ms: after.at_ms });
   for (const [node, report] of after.nodes) {
-    const then = before.nodes.get(node), now = report.counts;
-    if (!then) continue;
+    const then = before.nodes.get(node), now = then?.counts && report?.counts;
+    if (!now || !report.cleaner_started_ms) step.untold.add(node);
+    if (!now) continue;
     step.told = true;
     if (report.server_started_ms === then.server_started_ms) {
       step.accepted += more(now.accepted_messages, then.counts.accepted_messages);
@@ -47,10 +50,11 @@ function grown(before, after) {
 }
 
 export function summed(steps) {
-  const sum = { told: false, seconds: 0, late: { bounds: [], counts: [] }, refusedBy: new Map(), deadBy: new Map() };
-  for (const name of NAMES) sum[name] = steps.reduce((all, step) => all + step[name], 0);
+  const sum = nothing({ seconds: 0 });
   for (const step of steps) {
     sum.told ||= step.told;
+    step.untold.forEach((node) => sum.untold.add(node));
+    for (const name of ["accepted", "forwarded", "refused", "dead"]) sum[name] += step[name];
     sum.seconds += (step.to_ms - step.from_ms) / 1000;
     addLate(sum.late, step.late.bounds, step.late.counts);
     for (const by of ["refusedBy", "deadBy"]) step[by].forEach((count, reason) => sum[by].set(reason, (sum[by].get(reason) ?? 0) + count));

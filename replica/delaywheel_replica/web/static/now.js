@@ -117,8 +117,9 @@ function over(state) {
     const steps = state.history.all(), sum = summed(steps);
     plots.hidden = !sum.told;
     if (!steps.length) return put(facing, h("p", { class: "dim" }, "from the next answer on"));
-    if (!sum.told) return put(facing, h("p", { class: "dim" }, "not told: nodes of an earlier release"));
-    put(facing, h("p", { class: "dim" }, `kept in this tab, for ${about(sum.seconds * 1000)} so far`), facts([
+    const untold = sum.untold.size ? `not told by ${[...sum.untold].join(", ")}` : "";
+    if (!sum.told) return put(facing, h("p", { class: "dim" }, untold));
+    put(facing, h("p", { class: "dim" }, `kept in this tab, for ${about(sum.seconds * 1000)} so far${untold && `; ${untold}`}`), facts([
       ["accepted", `${few(sum.accepted / sum.seconds)} a second`], ["forwarded", `${few(sum.forwarded / sum.seconds)} a second`],
       ["lateness", lateMs(sum.late, 0.5) === null ? NOTHING : `p50 ${upTo(sum.late, 0.5)}, p99 ${upTo(sum.late, 0.99)}`]]));
     put(why, reasons("Refused", sum.refusedBy), reasons("Dead letters", sum.deadBy));
