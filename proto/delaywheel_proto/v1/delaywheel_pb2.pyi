@@ -798,6 +798,7 @@ class CancelRequest(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     PARTLY_FIELD_NUMBER: _builtins.int
+    SHARERS_FIELD_NUMBER: _builtins.int
     partly: _builtins.bool
     """Answer soon after some are decided. The others have neither outcome nor error, and are still
     being cancelled: asking again joins that.
@@ -808,15 +809,22 @@ class CancelRequest(_message.Message):
         one that is refused ends it.
         """
 
+    @_builtins.property
+    def sharers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """A number for who has named each message, by which they have turns. Nodes that pass the call on
+        add it; from others it says nothing.
+        """
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___MessageRef] | None = ...,
         partly: _builtins.bool = ...,
+        sharers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "partly", b"partly"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "partly", b"partly", "sharers", b"sharers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -880,21 +888,27 @@ class RescheduleRequest(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     PARTLY_FIELD_NUMBER: _builtins.int
+    SHARERS_FIELD_NUMBER: _builtins.int
     partly: _builtins.bool
     """As in a CancelRequest."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewDue]:
         """1 to 1,000, answered as those of a CancelRequest."""
 
+    @_builtins.property
+    def sharers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in a CancelRequest."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___NewDue] | None = ...,
         partly: _builtins.bool = ...,
+        sharers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "partly", b"partly"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "partly", b"partly", "sharers", b"sharers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1236,6 +1250,7 @@ class CancelManyRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     WITHIN_FIELD_NUMBER: _builtins.int
+    SHARERS_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
     """0 = 100; at most 1,000 in one call."""
     page_token: _builtins.str
@@ -1252,6 +1267,10 @@ class CancelManyRequest(_message.Message):
         its caller may do.
         """
 
+    @_builtins.property
+    def sharers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """A number for who makes the call, as in a CancelRequest."""
+
     def __init__(
         self,
         *,
@@ -1260,10 +1279,11 @@ class CancelManyRequest(_message.Message):
         page_token: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         within: _abc.Iterable[Global___TopicPatterns] | None = ...,
+        sharers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "limit", b"limit", "page_token", b"page_token", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "limit", b"limit", "page_token", b"page_token", "sharers", b"sharers", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -524,9 +525,9 @@ async def test_who_has_much_looked_for_elsewhere_takes_none_of_others(*, is_know
         site.absent = {named(n).id for n in (*many, *others)}
     site.goes_on.set()
     async with site.serving() as groups:
-        first = asyncio.create_task(groups.cancel([named(n) for n in many], 9, "many"))
+        first = asyncio.create_task(groups.cancel([named(n) for n in many], 9, repeat("many")))
         await site.until(lambda: site.looked_up == [len(many)])
-        rest = [asyncio.create_task(groups.cancel([named(n)], 9, n)) for n in others]
+        rest = [asyncio.create_task(groups.cancel([named(n)], 9, repeat(n))) for n in others]
         await site.until(lambda: {named(n) for n in others} <= {*site.asked_about})
         site.others_answer.set()
         decision = CancelDecision.ALREADY_DELIVERED if is_known else CancelDecision.NOT_FOUND
@@ -545,12 +546,12 @@ async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
     monkeypatch.setattr(cancel_groups, "_BATCH", 2)
     site = Site()
     async with site.serving() as groups:
-        calls = [asyncio.create_task(groups.cancel([named(0)], 9, "many"))]
+        calls = [asyncio.create_task(groups.cancel([named(0)], 9, repeat("many")))]
         await site.until(lambda: site.looked_up == [1])
         for begin in (2, 4, 6):
             some = [named(begin), named(begin + 1)]
-            calls.append(asyncio.create_task(groups.cancel(some, 9, "many")))
-        calls.append(asyncio.create_task(groups.cancel([named(1)], 9, "another")))
+            calls.append(asyncio.create_task(groups.cancel(some, 9, repeat("many"))))
+        calls.append(asyncio.create_task(groups.cancel([named(1)], 9, repeat("another"))))
         await asyncio.sleep(0)
         assert [groups._queued.left(sharer) for sharer in ("many", "another")] == [0, 1]
         site.goes_on.set()

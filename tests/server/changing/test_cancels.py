@@ -67,6 +67,7 @@ class Site:
     others: dict[int, bool] = field(default_factory=dict)
     asked: list[Reference] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
+    sharers: list[object] = field(default_factory=list)
     ends_as: pb.MessageState.ValueType | None = None
     due_ms: int = field(default_factory=lambda: wall_ms() + 60_000)
 
@@ -115,7 +116,7 @@ class Site:
     async def others_have_none(
         self, _message: pb.MessageRef, *, wanted: int, sharer: object
     ) -> bool:
-        assert sharer == CALL.sharer
+        self.sharers.append(sharer)
         return self.others[wanted]
 
     async def message(self, _slot: int, _place: Position, _: object) -> Columns:
@@ -126,7 +127,7 @@ class Site:
     async def ended(
         self, message: pb.StoredMessage, sharer: object
     ) -> pb.MessageState.ValueType | None:
-        assert sharer == CALL.sharer
+        self.sharers.append(sharer)
         assert (message.id, message.due_ms, message.topic) == (bytes(16), self.due_ms, "orders")
         # A half may have its end before its due: by its headers the look begins early enough.
         assert [header.name for header in message.headers] == [HALF_GROUP]
@@ -187,6 +188,20 @@ async def test_not_found_is_what_others_do_not_have_either(*, others_have_none: 
     site = Site([Found()], others={1: others_have_none})
     answer = pb.CANCEL_OUTCOME_NOT_FOUND if others_have_none else Reason.NOT_UP_TO_DATE
     assert await site.cancel() == answer
+    assert site.sharers == [CALL.sharer]
+
+
+async def test_what_a_node_passes_on_is_asked_about_for_those_who_named_it() -> None:
+    """One of its callers had those of all others refused."""
+    site = Site([Found()], others={1: True})
+    named = [
+        pb.MessageRef(id_and_due=pb.IdAndDue(id=id_, due_ms=site.due_ms, topic="orders"))
+        for id_ in (b"a" * 16, b"b" * 16)
+    ]
+    request = pb.CancelRequest(messages=named, sharers=[7, 8])
+    async with site.serving() as cancels:
+        await cancels.cancel(request, CallContext(A_NODE, "n2's", WAIT_S))
+    assert site.sharers == [("n2's", 7), ("n2's", 8)]
 
 
 async def test_what_is_finished_is_too_late_to_be_cancelled() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -58,6 +59,7 @@ class LeadersNode(rpc.DelayWheelServicer):
         passed: of each call, what it showed to be a node's.
         delay_s: so long it thinks before it describes itself.
         asked: which messages each call named.
+        sharers: by whom they were named.
         undecided: those that are not decided yet.
         goes_on: cancels wait for it.
         describes_to: the connections on which it was asked to describe itself.
@@ -68,6 +70,7 @@ class LeadersNode(rpc.DelayWheelServicer):
         self.passed: list[str | None] = []
         self.delay_s = 0.0
         self.asked: list[list[str]] = []
+        self.sharers: list[Sequence[int]] = []
         self.undecided: set[str] = set()
         self.describes_to: list[str] = []
         self.goes_on = asyncio.Event()
@@ -80,6 +83,7 @@ class LeadersNode(rpc.DelayWheelServicer):
     ) -> pb.CancelResponse:
         """See the protocol."""
         self.asked.append([message.handle for message in request.messages])
+        self.sharers.append(request.sharers)
         self.passed.append(shown_in(context))
         if self.answer is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no details")
@@ -104,6 +108,7 @@ class LeadersNode(rpc.DelayWheelServicer):
         assert shown_in(context)
         is_first = not self.asked
         self.asked.append([each.message.handle for each in request.messages])
+        self.sharers.append(request.sharers)
         done = pb.MessageRescheduled(
             outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=request.messages[0].deliver_at_ms
         )
@@ -175,6 +180,24 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
     answer = await cancels_of(view, other_nodes).cancel(REQUEST, CallContext(ANYBODY, "", 5))
     assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert node.passed == ["1"]
+    await other_nodes.close()
+
+
+async def test_the_leaders_node_is_told_who_has_named_each_message(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    node, address = leader
+    other_nodes, names = CallsToNodes(view_of(address)), ["cn:shop", ("", "ipv4:10.0.0.7:5")]
+    messages = REQUEST.messages
+    await other_nodes.cancel(address, list(messages) * 3, 5, [*names, names[0]])
+    dues = [pb.NewDue(message=messages[0], deliver_at_ms=1)]
+    await other_nodes.reschedule(address, dues, 5, names[1:])
+    (first, second, again), (alone,) = node.sharers
+    assert first == again != second == alone
+    call = CallContext(A_NODE, "n1's", 5)
+    assert call.sharers([first, second], 2) == [("n1's", first), ("n1's", second)]
+    older, stranger = call, call._replace(caller=ANYBODY)
+    assert older.sharers([], 2) == stranger.sharers([first, second], 2) == [call.sharer] * 2
     await other_nodes.close()
 
 
@@ -297,7 +320,7 @@ async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
     begun: list[str] = []
 
     async def send(
-        _: str, messages: Sequence[pb.MessageRef], _whole_within_s: float | None
+        _: str, messages: Sequence[pb.MessageRef], _whole_within_s: float | None, *_more: object
     ) -> Sequence[pb.MessageCancelled]:
         begun.append(messages[0].handle)
         await ends[len(begun) - 1].wait()
@@ -327,6 +350,40 @@ async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
     queue.timer.cancel()
 
 
+async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, bound in (("CALLS_AT_MOST", 1), ("MESSAGES_AT_MOST", 4), ("KEPT_AT_MOST", 32)):
+        monkeypatch.setattr(f"delaywheel_replica.server.changing.passed_on.{name}", bound)
+    asked: list[list[str]] = []
+    of_another, goes_on = cancel_of(99).messages[0].handle, asyncio.Event()
+
+    async def send(
+        _: str, messages: Sequence[pb.MessageRef], __: float | None, sharers: Iterable[Hashable]
+    ) -> Sequence[pb.MessageCancelled]:
+        asked.append([each.handle for each in messages])
+        assert [*sharers] == ["another" if each == of_another else "many" for each in asked[-1]]
+        await goes_on.wait()
+        return [pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)] * len(messages)
+
+    passed_on = PassedChanges[pb.MessageRef, pb.MessageCancelled](send, Reason.CANCEL_UNKNOWN)
+
+    def begin(sharer: str, *numbers: int) -> asyncio.Task[list[Any]]:
+        named = [cancel_of(number).messages[0] for number in numbers]
+        return asyncio.create_task(passed_on.ask("there", named, 20, sharer, partly=False))
+
+    calls = [begin("many", *range(4)), begin("many", *range(4, 16))]
+    await until(lambda: len(asked) == 1)
+    with pytest.raises(RequestRefusedError):  # also what was sent has its place
+        await begin("many", 16)
+    calls.append(begin("another", 99))
+    await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(*calls)
+    assert of_another in asked[1]
+    assert not passed_on._queues
+
+
 @pytest.mark.parametrize("is_refused", [True, False])
 async def test_a_large_call_is_passed_on_once_and_waits_behind_no_other(
     *, is_refused: bool
@@ -336,7 +393,7 @@ async def test_a_large_call_is_passed_on_once_and_waits_behind_no_other(
     goes_on = asyncio.Event()
 
     async def send(
-        _: str, messages: Sequence[pb.MessageRef], whole_within_s: float | None
+        _: str, messages: Sequence[pb.MessageRef], whole_within_s: float | None, *_more: object
     ) -> Sequence[pb.MessageCancelled]:
         asked.append((len(messages), whole_within_s))
         await goes_on.wait()
@@ -389,7 +446,7 @@ async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_knows_nothi
     asked: list[int] = []
 
     async def send(
-        _: str, messages: Sequence[pb.MessageRef], __: float | None
+        _: str, messages: Sequence[pb.MessageRef], __: float | None, *_more: object
     ) -> Sequence[pb.MessageCancelled]:
         asked.append(len(messages))
         if len(asked) == 1:

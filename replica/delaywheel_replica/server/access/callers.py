@@ -18,7 +18,7 @@ call is refused once it has expired, whatever it shows besides.
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
@@ -207,6 +207,12 @@ class CallContext(NamedTuple):
     def sharer(self) -> tuple[str, str]:
         """Who shares the node: see `CallOrigin.sharer`."""
         return self.origin.sharer
+
+    def sharers(self, numbers: Sequence[int], count: int) -> list[Hashable]:
+        """Returns who shares the node for each part of a request; a node tells them by numbers."""
+        if self.caller.is_node and len(numbers) == count:
+            return [(self.address, number) for number in numbers]
+        return [self.sharer] * count
 
 
 class Access:

@@ -31,9 +31,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import repeat, takewhile
 from typing import Final
 
 from delaywheel.reasons import Reason
@@ -82,6 +82,7 @@ _ASKED_ABOUT: Final = 128
 """Messages that are looked for on other nodes at once, before it is said that none has them."""
 _RETRY_MS: Final = (50, 2_000)
 LEFT_BEHIND_S: Final = 2 * WAIT_S
+_NOBODY: Final = repeat("")
 _UNKNOWN: Final = Decided(CancelDecision.UNKNOWN)
 
 
@@ -135,7 +136,7 @@ class CancelGroups:
         self,
         references: Sequence[Reference],
         within_s: float,
-        sharer: Hashable = "",
+        sharers: Iterable[Hashable] = _NOBODY,
         *,
         partly: bool = False,
         first_s: float = WAIT_S,
@@ -144,13 +145,13 @@ class CancelGroups:
 
         Args:
             within_s: How long to wait at most.
-            sharer: Whose call it is.
+            sharers: Who has named each.
             partly: Return soon after some are decided; None: others, which go on. So a message
                 whose decision takes long delays no other that is asked for in the same call.
             first_s: With `partly`, how long to wait for the first that is decided.
         """
         call = AwaitedCall[Answered].of(len(references))
-        asked = self._ask_for(references, call, sharer)
+        asked = self._ask_for(references, call, sharers)
 
         def are_taken() -> bool:
             # What is queued would be dropped with its caller.
@@ -180,47 +181,56 @@ class CancelGroups:
     # --- callers
 
     def _ask_for(
-        self, references: Sequence[Reference], call: AwaitedCall[Answered], sharer: Hashable
+        self,
+        references: Sequence[Reference],
+        call: AwaitedCall[Answered],
+        sharers: Iterable[Hashable],
     ) -> list[PendingCancel | None]:
         """Queues messages, or joins earlier attempts; None: it is refused."""
-        queued, asked = list[PendingCancel](), list[PendingCancel | None]()
-        room, now_ms = self._room(sharer), monotonic_ms()
+        queued, asked = dict[Hashable, list[PendingCancel]](), list[PendingCancel | None]()
+        rooms, now_ms = dict[Hashable, int](), monotonic_ms()
         try:
-            for row, reference in enumerate(references):
+            for row, (reference, sharer) in enumerate(zip(references, sharers, strict=False)):
                 pending = self._named.get(reference)
+                if sharer not in rooms:
+                    rooms[sharer], queued[sharer] = self._room(sharer), []
                 if pending is not None:
                     pending.join(call, row)
-                elif len(queued) < room:
+                elif len(queued[sharer]) < rooms[sharer]:
                     pending = PendingCancel(reference, now_ms, call, row, sharer)
-                    queued.append(pending)
+                    queued[sharer].append(pending)
                     self._named[reference] = pending
                 else:
-                    call.settle(row, self._too_many())
+                    call.settle(row, self._too_many(sharer))
                 asked.append(pending)
         except BaseException:
             call.is_over = True  # nobody waits for what it has queued
             raise
         finally:  # who names one of them later waits for it
-            if queued:
-                self._queue.add(sharer, tuple(queued))
-                self._queued.take(sharer, len(queued))
-                self._arrived.set()
+            for sharer, some in queued.items():
+                if some:
+                    self._queue.add(sharer, tuple(some))
+                    self._queued.take(sharer, len(some))
+                    self._arrived.set()
         return asked
 
     def _room(self, sharer: Hashable) -> int:
         """How many more messages of a sharer are taken now."""
-        first = self._queue.first(sharer)
-        if first is not None and _waits_ms([first]) >= QUEUED_S * 1000:
+        if self._waits_ms_of(sharer) >= QUEUED_S * 1000:
             return 0
         return min(self._queued.left(sharer), KEPT_AT_MOST - self.kept)
 
-    def _too_many(self) -> Refusal:
+    def _waits_ms_of(self, sharer: Hashable) -> int:
+        first = self._queue.first(sharer)
+        return 0 if first is None else _waits_ms([first])
+
+    def _too_many(self, sharer: Hashable) -> Refusal:
         self._counts.calls.add("cancel", Reason.BACKPRESSURE.value, 0)
         least_ms, most_ms = _RETRY_MS
         return Refusal(
             Reason.BACKPRESSURE,
             f"{counted(self.kept, 'message')} being cancelled",
-            after_ms=max(least_ms, min(self.waits_ms(), most_ms)),
+            after_ms=max(least_ms, min(self._waits_ms_of(sharer), most_ms)),
         )
 
     def _settle(self, pending: PendingCancel, answered: Answered) -> None:

@@ -5,7 +5,7 @@ to it (passed_on.py).
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from typing import Final
 
 from delaywheel.reasons import Reason
@@ -31,7 +31,7 @@ from delaywheel_replica.server.changing.permission import in_order, judged
 from delaywheel_replica.server.lookup.filters import Wanted, wanted_of
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.search import Asked, Search
-from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes, numbers_of
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -89,14 +89,15 @@ class Cancels:
         if permitted and (address := self._finder.leader_address(caller)) is not None:
             messages = [request.messages[row] for row in permitted]
             cancelled = await self._passed_on.ask(
-                address, messages, within_s, partly=request.partly
+                address, messages, within_s, call.sharer, partly=request.partly
             )
         elif permitted:
             await self._finder.read_ahead([*permitted.values()], call.sharer)
+            sharers = call.sharers(request.sharers, len(named))
             cancelled = await self._groups.cancel(
                 [*permitted.values()],
                 within_s,
-                call.sharer,
+                [sharers[row] for row in permitted],
                 partly=request.partly,
                 first_s=PASSED_ON_S if caller.is_node else WAIT_S,
             )
@@ -164,7 +165,8 @@ class CancelMany:
         wanted = wanted.only_in(found_in.test)
         if not wanted.names_something:
             raise RequestRefusedError(Reason.FILTER_MISSING)
-        with self._room.place(call.sharer) as has_place:
+        (sharer,) = call.sharers(request.sharers, 1)
+        with self._room.place(sharer) as has_place:
             if not has_place:
                 raise RequestRefusedError(Reason.SEARCHES_BUSY)
             if (address := self._finder.leader_address(call.caller)) is not None:
@@ -172,8 +174,9 @@ class CancelMany:
                 passed.CopyFrom(request)
                 del passed.within[:]
                 passed.within.extend(found_in.encoded())
+                passed.sharers[:] = numbers_of([sharer])
                 return await self._other_nodes.cancel_many(address, passed)
-            return await self._page(request, wanted, call.sharer)
+            return await self._page(request, wanted, sharer)
 
     async def _page(
         self, request: pb.CancelManyRequest, wanted: Wanted, sharer: Hashable
@@ -211,7 +214,7 @@ class CancelMany:
             return ()
         if dry_run:
             return await self._cancelled_before(messages, references)
-        return list(map(_outcome, await self._groups.cancel(references, WAIT_S, sharer)))
+        return list(map(_outcome, await self._groups.cancel(references, WAIT_S, repeat(sharer))))
 
     async def _cancelled_before(
         self, messages: Sequence[pb.StoredMessage], references: Sequence[Reference]

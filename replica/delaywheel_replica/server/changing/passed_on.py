@@ -5,20 +5,21 @@ names. So the more calls are under way, the longer messages gather for the next 
 waits for nothing. No caller waits for what another one named: the leader's node answers soon after
 some are decided, or after `PASSED_ON_S` (awaited.py) if none is, and the others are asked for
 again. A large call that is not answered in part shares its cost by itself: it is passed on as it
-is, once, and waits behind no other.
+is, once, and waits behind no other. Sharers have turns in each call, and share the room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.process.round_robin import RoundRobin
+from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, AwaitedCall
 from delaywheel_replica.server.node.calls_to_nodes import refusal_of_a_change
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
@@ -30,8 +31,8 @@ GATHERED_S: Final = 0.005
 """For each call under way, how long the first message of the next one waits for others."""
 LARGE: Final = 100
 """Messages of a call that is passed on by itself."""
-QUEUED_AT_MOST: Final = 16_384
-"""Messages that wait here, or that large calls have named."""
+KEPT_AT_MOST: Final = 32_768
+"""Messages that wait here, or for the leader's node."""
 QUEUED_S: Final = 1.0
 """Nothing is queued behind what waits for so long: the leader's node has too much to do."""
 
@@ -48,7 +49,7 @@ _LATE: Final = frozenset(
 NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue)
 ResultT = TypeVar("ResultT", bound=pb.MessageCancelled | pb.MessageRescheduled)
 SendChanges: TypeAlias = Callable[
-    [str, Sequence[NamedT], float | None], Awaitable[Sequence[ResultT]]
+    [str, Sequence[NamedT], float | None, Iterable[Hashable]], Awaitable[Sequence[ResultT]]
 ]
 
 
@@ -57,12 +58,14 @@ class _AskedOne(Generic[NamedT, ResultT]):
     """One message of a caller's.
 
     Attributes:
+        sharer: Who that is.
         is_doubtful: The leader's node was deciding it: it may have written something.
     """
 
     message: NamedT
     call: AwaitedCall[ResultT | Refusal]
     row: int
+    sharer: Hashable
     since_s: float
     is_sent: bool = False
     is_doubtful: bool = False
@@ -70,28 +73,54 @@ class _AskedOne(Generic[NamedT, ResultT]):
 
 @dataclass(slots=True, eq=False)
 class _AddressQueue(Generic[NamedT, ResultT]):
-    """What is passed on to one address."""
+    """What is passed on to one address.
+
+    Attributes:
+        messages: How many wait.
+        since_s: Since when some do.
+        room: What waits, and what that node was asked.
+    """
 
     address: str
-    waiting: deque[_AskedOne[NamedT, ResultT]] = field(default_factory=deque)
+    waiting: RoundRobin[_AskedOne[NamedT, ResultT]] = field(default_factory=RoundRobin)
+    messages: int = 0
+    since_s: float = 0.0
+    room: SharedRoom = field(default_factory=lambda: SharedRoom(KEPT_AT_MOST))
     calls: int = 0
-    in_large_calls: int = 0
     timer: asyncio.TimerHandle | None = None
+
+    def add(self, one: _AskedOne[NamedT, ResultT]) -> None:
+        """Has a message wait, behind others of its sharer."""
+        if not self.messages:
+            self.since_s = one.since_s
+        self.waiting.add(one.sharer, one)
+        self.messages += 1
+
+    def take(self) -> list[_AskedOne[NamedT, ResultT]]:
+        """Takes the messages of one call, but for those whose callers have left."""
+        group = list[_AskedOne[NamedT, ResultT]]()
+        while self.messages and len(group) < MESSAGES_AT_MOST:
+            one = self.waiting.take()
+            self.messages -= 1
+            if one.call.is_over:
+                self.room.give_back(one.sharer)
+            else:
+                group.append(one)
+        return group
 
     @property
     def wait_s(self) -> float:
         """How long the next call gathers from now on."""
-        if self.calls < CALLS_AT_ONCE or len(self.waiting) >= MESSAGES_AT_MOST:
+        if self.calls < CALLS_AT_ONCE or self.messages >= MESSAGES_AT_MOST:
             return 0.0
-        waited_s = time.monotonic() - self.waiting[0].since_s
-        return self.calls * GATHERED_S - waited_s
+        return self.calls * GATHERED_S - (time.monotonic() - self.since_s)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether what comes now would wait for too long."""
-        if len(self.waiting) + self.in_large_calls >= QUEUED_AT_MOST:
+    def is_full(self, sharer: Hashable) -> bool:
+        """Whether what comes now from a sharer would wait for too long."""
+        if not self.room.left(sharer):
             return True
-        return bool(self.waiting) and time.monotonic() - self.waiting[0].since_s >= QUEUED_S
+        first = self.waiting.first(sharer)
+        return first is not None and time.monotonic() - first.since_s >= QUEUED_S
 
 
 class PassedChanges(Generic[NamedT, ResultT]):
@@ -106,7 +135,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
 
         Args:
             send: Makes one call at an address, which is answered as a whole within the time given;
-                without one in part, soon after some messages are decided.
+                without one in part, soon after some messages are decided. It tells sharers apart.
             unknown: The reason if nothing is known of a message that was sent.
         """
         self._send_all = send
@@ -115,9 +144,15 @@ class PassedChanges(Generic[NamedT, ResultT]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(
-        self, address: str, messages: Sequence[NamedT], within_s: float, *, partly: bool
+        self,
+        address: str,
+        messages: Sequence[NamedT],
+        within_s: float,
+        sharer: Hashable = "",
+        *,
+        partly: bool,
     ) -> list[ResultT | Refusal | None]:
-        """Passes messages on; returns what became of each, in order.
+        """Passes messages of a sharer on; returns what became of each, in order.
 
         With `partly` it returns soon after some are decided; None: others, which go on there.
 
@@ -125,16 +160,20 @@ class PassedChanges(Generic[NamedT, ResultT]):
             RequestRefusedError: BACKPRESSURE.
         """
         queue = self._queues.setdefault(address, _AddressQueue(address))
-        if queue.is_full:
+        if queue.is_full(sharer):
             raise RequestRefusedError(
                 Reason.BACKPRESSURE, "Many messages wait for the leader's node"
             )
+        queue.room.take(sharer, len(messages))
         if len(messages) >= LARGE and not partly:
-            return await self._ask_by_itself(queue, messages, within_s)
+            return await self._ask_by_itself(queue, messages, within_s, sharer)
         call = AwaitedCall[ResultT | Refusal].of(len(messages))
         now_s = time.monotonic()
-        ones = [_AskedOne(message, call, row, now_s) for row, message in enumerate(messages)]
-        queue.waiting.extend(ones)
+        ones = [
+            _AskedOne(message, call, row, sharer, now_s) for row, message in enumerate(messages)
+        ]
+        for one in ones:
+            queue.add(one)
         self._pump(queue)
 
         def are_sent() -> bool:
@@ -153,14 +192,16 @@ class PassedChanges(Generic[NamedT, ResultT]):
         queue: _AddressQueue[NamedT, ResultT],
         messages: Sequence[NamedT],
         within_s: float,
+        sharer: Hashable,
     ) -> list[ResultT | Refusal | None]:
-        queue.in_large_calls += len(messages)
         try:
-            results = await self._send_all(queue.address, messages, within_s)
+            results = await self._send_all(
+                queue.address, messages, within_s, [sharer] * len(messages)
+            )
         except RequestRefusedError as error:
             return [error.refusal] * len(messages)
         finally:
-            queue.in_large_calls -= len(messages)
+            queue.room.give_back(sharer, len(messages))
             self._pump(queue)
         if len(results) != len(messages):
             return [Refusal(self._unknown)] * len(messages)
@@ -178,20 +219,16 @@ class PassedChanges(Generic[NamedT, ResultT]):
         return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
 
     def _pump(self, queue: _AddressQueue[NamedT, ResultT]) -> None:
-        while queue.waiting and queue.calls < CALLS_AT_MOST:
+        while queue.messages and queue.calls < CALLS_AT_MOST:
             if (wait_s := queue.wait_s) > 0:
                 self._pump_in(wait_s, queue)
                 return
-            group = [
-                queue.waiting.popleft() for _ in range(min(MESSAGES_AT_MOST, len(queue.waiting)))
-            ]
-            group = [one for one in group if not one.call.is_over]
-            if group:
+            if group := queue.take():
                 queue.calls += 1
                 task = asyncio.create_task(self._send(queue, group))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        if not (queue.waiting or queue.calls or queue.in_large_calls):
+        if not queue.room.taken:
             if queue.timer is not None:
                 queue.timer.cancel()
             self._queues.pop(queue.address, None)
@@ -219,7 +256,12 @@ class PassedChanges(Generic[NamedT, ResultT]):
         refusal = Refusal(self._unknown)
         results: Sequence[ResultT] = ()
         try:
-            results = await self._send_all(queue.address, [one.message for one in group], None)
+            results = await self._send_all(
+                queue.address,
+                [one.message for one in group],
+                None,
+                [one.sharer for one in group],
+            )
         except RequestRefusedError as error:
             refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
@@ -228,20 +270,20 @@ class PassedChanges(Generic[NamedT, ResultT]):
             queue.calls -= 1
         if len(results) == len(group):
             for one, result in zip(group, results, strict=True):
-                self._settle(queue, one, result)
+                self._settle(queue, one, self._answer(one, result))
         else:
             for one in group:
-                self._refuse(one, refusal)
+                self._settle(queue, one, self._refused(one, refusal))
         self._pump(queue)
 
-    def _refuse(self, one: _AskedOne[NamedT, ResultT], refusal: Refusal) -> None:
-        """Tells the caller of a message why it is not changed; in doubt, that nothing is known.
+    def _refused(self, one: _AskedOne[NamedT, ResultT], refusal: Refusal) -> Refusal:
+        """Returns why a message is not changed; in doubt, that nothing is known.
 
         Since it was asked about first, another node may lead, or that one may have forgotten it.
         """
         if one.is_doubtful and refusal.reason.retry_helps and refusal.reason.outcome_known:
-            refusal = self._in_doubt(refusal.reason.value, refusal.after_ms)
-        one.call.settle(one.row, refusal)
+            return self._in_doubt(refusal.reason.value, refusal.after_ms)
+        return refusal
 
     def _in_doubt(self, now: str, after_ms: int | None = None) -> Refusal:
         return Refusal(self._unknown, f"It was being decided; now {now}", after_ms)
@@ -250,15 +292,20 @@ class PassedChanges(Generic[NamedT, ResultT]):
         self,
         queue: _AddressQueue[NamedT, ResultT],
         one: _AskedOne[NamedT, ResultT],
-        result: ResultT,
+        answer: ResultT | Refusal | None,
     ) -> None:
-        if result.HasField("error"):
-            self._refuse(one, refusal_of_a_change(result.error, self._unknown))
-        elif one.is_doubtful and result.outcome in _LATE:
-            one.call.settle(one.row, self._in_doubt("it is too late, or not found"))
-        elif result.outcome:
-            one.call.settle(one.row, result)
-        else:
+        if answer is None:
             one.is_doubtful = True
             one.since_s = time.monotonic()
-            queue.waiting.append(one)
+            queue.add(one)
+        else:
+            queue.room.give_back(one.sharer)
+            one.call.settle(one.row, answer)
+
+    def _answer(self, one: _AskedOne[NamedT, ResultT], result: ResultT) -> ResultT | Refusal | None:
+        """Returns what became of a message; None: it is being decided."""
+        if result.HasField("error"):
+            return self._refused(one, refusal_of_a_change(result.error, self._unknown))
+        if one.is_doubtful and result.outcome in _LATE:
+            return self._in_doubt("it is too late, or not found")
+        return result if result.outcome else None

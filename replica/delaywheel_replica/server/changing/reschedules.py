@@ -212,16 +212,19 @@ class Reschedules:
         changed: Sequence[_Answered | None] = ()
         if rows and (address := self._finder.leader_address(caller)) is not None:
             messages = [request.messages[row] for row in rows]
-            changed = await self._passed_on.ask(address, messages, within_s, partly=request.partly)
+            changed = await self._passed_on.ask(
+                address, messages, within_s, call.sharer, partly=request.partly
+            )
         elif rows:
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
             some = [each for row in rows if isinstance(each := wanted[row], _Wanted)]
             await self._finder.read_ahead([each.named for each in some], call.sharer)
+            sharers = call.sharers(request.sharers, len(named))
             changed = await self._reschedule_here(
                 some,
                 within_s,
-                call.sharer,
+                [sharers[row] for row in rows],
                 partly=request.partly,
                 first_s=PASSED_ON_S if caller.is_node else WAIT_S,
             )
@@ -233,14 +236,17 @@ class Reschedules:
         self,
         wanted: Sequence[_Wanted],
         within_s: float,
-        sharer: Hashable,
+        sharers: Sequence[Hashable],
         *,
         partly: bool,
         first_s: float,
     ) -> list[_Answered | None]:
         call = AwaitedCall[_Answered].of(len(wanted))
         until_ms = monotonic_ms() + round(within_s * 1000) + _KEPT_MS
-        attempts = [self._join(each, call, row, sharer) for row, each in enumerate(wanted)]
+        attempts = [
+            self._join(each, call, row, sharer)
+            for row, (each, sharer) in enumerate(zip(wanted, sharers, strict=True))
+        ]
         self._admit()
         is_part = await call.wait(within_s, (lambda: True) if partly else None, first_s=first_s)
         if partly:

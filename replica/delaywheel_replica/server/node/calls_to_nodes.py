@@ -14,7 +14,7 @@ a new one, which finds a node that came back at once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -64,6 +64,7 @@ WAIT_S: Final = 10.0
 _ASKED_BY_THE_WAY_S: Final = 1.0
 # How many callers at once may have all other nodes asked for a message.
 _ASKS: Final = 4
+_MOST: Final = (1 << 64) - 1
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -169,16 +170,25 @@ class CallsToNodes:
             return None
 
     async def cancel(
-        self, address: str, messages: Sequence[pb.MessageRef], whole_within_s: float | None
+        self,
+        address: str,
+        messages: Sequence[pb.MessageRef],
+        whole_within_s: float | None,
+        sharers: Iterable[Hashable] = (),
     ) -> Sequence[pb.MessageCancelled]:
         """Cancels messages there: all within so many seconds, or, without that, until some are.
+
+        Args:
+            sharers: Who has named each.
 
         Raises:
             RequestRefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A
                 reason that concerns only that node (DRAINING) becomes NO_LEADER or, if the cancel
                 may have been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
-        request = pb.CancelRequest(messages=messages, partly=whole_within_s is None)
+        request = pb.CancelRequest(
+            messages=messages, partly=whole_within_s is None, sharers=numbers_of(sharers)
+        )
         within_s = WAIT_S if whole_within_s is None else whole_within_s
         answer = await self._change_there(
             address,
@@ -202,14 +212,20 @@ class CallsToNodes:
         )
 
     async def reschedule(
-        self, address: str, messages: Sequence[pb.NewDue], whole_within_s: float | None
+        self,
+        address: str,
+        messages: Sequence[pb.NewDue],
+        whole_within_s: float | None,
+        sharers: Iterable[Hashable] = (),
     ) -> Sequence[pb.MessageRescheduled]:
         """Gives messages other dues there; for the answer see `cancel`.
 
         Raises:
             RequestRefusedError: As for `cancel`, with RESCHEDULE_UNKNOWN.
         """
-        request = pb.RescheduleRequest(messages=messages, partly=whole_within_s is None)
+        request = pb.RescheduleRequest(
+            messages=messages, partly=whole_within_s is None, sharers=numbers_of(sharers)
+        )
         within_s = WAIT_S if whole_within_s is None else whole_within_s
         answer = await self._change_there(
             address,
@@ -400,6 +416,11 @@ def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:
             return f"no node is reached at {address}"
         case code:
             return f"{address} answered {code.name}: {error.details()}"
+
+
+def numbers_of(sharers: Iterable[Hashable]) -> Iterator[int]:
+    """Returns numbers by which another node tells them apart: names may be long, and are ours."""
+    return (hash(each) & _MOST for each in sharers)
 
 
 def refusal_of_a_change(error: pb.Error, unknown: Reason) -> Refusal:
