@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+import subprocess
 import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -87,6 +88,38 @@ def test_one_authority_has_signed_them_whose_key_is_not_there(
     for each in signed:
         each.verify_directly_issued_by(authority)
     assert authority.public_key() not in [key.public_key() for key in keys]
+
+
+@pytest.mark.parametrize("purpose", ["sslserver", "sslclient"])
+def test_they_are_as_the_strictest_clients_want_them(
+    purpose: str, command: Command, tmp_path: Path
+) -> None:
+    """As Python's from 3.13 on, by default."""
+    assert written(command, tmp_path, "n1=[::1]").code == 0
+    folder = tmp_path / "n1/tls"
+    asked = ("openssl", "verify", "-x509_strict", "-purpose", purpose, "-verify_ip", "::1")
+    files = ("-CAfile", str(folder / "ca.crt"), str(folder / "tls.crt"))
+    ended = subprocess.run([*asked, *files], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_one_of_another_authority_is_said_to_be_anothers(command: Command, tmp_path: Path) -> None:
+    """Not to be forged, though both authorities have one name."""
+    for cluster in ("a", "b"):
+        assert written(command, tmp_path / cluster, "n1").code == 0
+    ended = subprocess.run(
+        [
+            "openssl",
+            "verify",
+            "-CAfile",
+            tmp_path / "a/n1/tls/ca.crt",
+            tmp_path / "b/n1/tls/tls.crt",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "unable to get local issuer certificate" in ended.stderr
 
 
 def test_their_owner_alone_may_read_keys_and_rights(command: Command, tmp_path: Path) -> None:
