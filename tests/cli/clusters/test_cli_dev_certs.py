@@ -130,6 +130,12 @@ def test_their_owner_alone_may_read_keys_and_rights(command: Command, tmp_path: 
         assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
 
 
+def test_their_owner_alone_may_exchange_them(command: Command, tmp_path: Path) -> None:
+    """Whatever files may be made by everybody with the umask of here."""
+    assert written(command, tmp_path / "shop", "n1").code == 0
+    assert stat.S_IMODE((tmp_path / "shop").stat().st_mode) == 0o700
+
+
 def test_a_unit_has_no_certificates_for_development(command: Command, tmp_path: Path) -> None:
     ended = written(command, tmp_path / "shop", "n1", "--systemd")
     assert ended.code == 2

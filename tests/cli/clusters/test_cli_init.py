@@ -84,6 +84,8 @@ def test_a_node_alone_has_no_members(command: Command, tmp_path: Path) -> None:
         ({"--nodes": "n1=$(id),n2,n3"}, "'$(id)' is no name or address of a host"),
         ({"--nodes": "n1=10.0.0.300,n2,n3"}, "'10.0.0.300' is no name or address of a host"),
         ({"--nodes": "n1=-a.b,n2,n3"}, "'-a.b' is no name or address of a host"),
+        ({"--nodes": "n1=::1,n2,n3"}, "'::1' is no name or address of a host (of IPv6: in br"),
+        ({"--nodes": "n1=[10.0.0.3],n2,n3"}, "'[10.0.0.3]' is no name or address of a host"),
         ({"--cluster": "My Shop"}, "cluster 'My Shop': 1 to 31 of a-z"),
         ({"--kafka": ""}, "kafka: bootstrap.servers is missing"),
     ],

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Final
 
@@ -82,6 +82,7 @@ def _write(files: Mapping[str, str], hosts: Iterable[str], out: Path, *, closed:
         beside = next(folder for folder in out.absolute().parents if disk.exists(folder))
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=beside) as scratch:
             made = Path(scratch) / "made"
+            made.mkdir(0o700 if closed else 0o777)
             for name, text in files.items():
                 (made / name).parent.mkdir(parents=True, exist_ok=True)
                 (made / name).touch(0o600 if name.endswith(PRIVATE) else 0o666)
@@ -111,7 +112,10 @@ def _hosts(cluster: str, nodes: str) -> dict[str, str]:
         for name, host in hosts.items():
             check_name(name, what="node")
             if not _is_host(host):
-                raise usage(f"--nodes {nodes}: {host!r} is no name or address of a host")
+                raise usage(
+                    f"--nodes {nodes}: {host!r} is no name or address of a host"
+                    " (of IPv6: in brackets)"
+                )
     except NameInvalidError as error:
         raise usage(str(error)) from None
     if len(hosts) < len(pairs) or len({*hosts.values()}) < len(pairs):
@@ -128,7 +132,10 @@ def _hosts(cluster: str, nodes: str) -> dict[str, str]:
 
 def _is_host(text: str) -> bool:
     try:
-        ip_address(text.strip("[]"))
+        if text[:1] + text[-1:] == "[]":
+            IPv6Address(text[1:-1])
+        else:
+            IPv4Address(text)
     except ValueError:
         return _HOST.fullmatch(text) is not None
     return True
