@@ -22,6 +22,7 @@ from support.clients.command import Command, Ended
 from support.kafka.read_committed import create_topic, read_all
 from support.services.service import wait_until
 
+SECURITY = Path(__file__).parents[3] / "docs" / "SECURITY.md"
 HOSTS = {"n1": "127.0.0.1", "n2": "127.0.0.2", "n3": "127.0.0.3"}
 NODES = ",".join(f"{node}={host}" for node, host in HOSTS.items())
 
@@ -134,6 +135,16 @@ def test_their_owner_alone_may_exchange_them(command: Command, tmp_path: Path) -
     """Whatever files may be made by everybody with the umask of here."""
     assert written(command, tmp_path / "shop", "n1").code == 0
     assert stat.S_IMODE((tmp_path / "shop").stat().st_mode) == 0o700
+
+
+def test_they_are_renewed_as_the_docs_say(command: Command, tmp_path: Path) -> None:
+    for folder in ("shop", "renewed"):
+        assert written(command, tmp_path / folder, NODES).code == 0
+    line = next(line for line in SECURITY.read_text().splitlines() if "cp renewed" in line)
+    subprocess.run(["bash", "-e", "-c", line], cwd=tmp_path, check=True)
+    for folder in ("n1/tls", "n2/tls", "n3/tls", "operator.tls"):
+        for file in (tmp_path / "renewed" / folder).iterdir():
+            assert (tmp_path / "shop" / folder / file.name).read_bytes() == file.read_bytes()
 
 
 def test_a_unit_has_no_certificates_for_development(command: Command, tmp_path: Path) -> None:
