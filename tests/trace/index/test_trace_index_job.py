@@ -248,3 +248,17 @@ def test_a_full_disk_is_waited_for(
         assert told.events() == []
         is_full.clear()
         wait_for(lambda: len(told.events()) == 3, failures)
+
+
+def test_spark_keeps_nothing_of_a_batch_that_was_read(spark: SparkSession) -> None:
+    def used_bytes() -> int:
+        assert spark._jvm is not None
+        machine = spark._jvm.java.lang.Runtime.getRuntime()
+        machine.gc()
+        return int(machine.totalMemory() - machine.freeMemory())
+
+    records = spark.sql("SELECT repeat('x', 4 << 20) AS value FROM range(2)")
+    before_bytes = used_bytes()
+    for _ in range(8):
+        assert sum(len(row["value"]) for row in batches._rows_of(records)) == 8 << 20
+    assert used_bytes() - before_bytes < 24 << 20, "of 64 MiB"
