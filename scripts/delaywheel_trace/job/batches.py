@@ -172,8 +172,8 @@ def _rows_of(records: DataFrame) -> Iterator[Row]:
         RecordsLostError: Spark's end of the line is gone; nothing is wrong with the index.
     """
     try:
-        # Spark 4.2 keeps all results of a data frame's own iterator: their jobs begin once the query
-        # has ended by whose end they are forgotten.
+        # Spark 4.2 keeps all results of a data frame's own iterator: their jobs begin once the
+        # query has ended by whose end they are forgotten.
         yield from records.rdd.toLocalIterator()
     except OSError as error:
         raise RecordsLostError(str(error)) from error
