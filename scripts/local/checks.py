@@ -74,6 +74,7 @@ CONSUMERS = ("tests/consumer", "tests/client/table", "tests/client/testing")
 CLEANER = "tests/cleaner"
 KAFKA = (
     "tests/cli/asking/test_cli_connect.py",
+    "tests/cli/clusters/test_cli_dev_certs.py",
     "tests/cli/kafka",
     "tests/cli/test_cli_whole.py",
     "tests/local/test_kafka_broker.py",

@@ -106,6 +106,9 @@ ELSEWHERE = {
     "which are of no answer, or of one that is still to be found": (
         *("MessageState.UNSPECIFIED", "MessageState.DONE"),
     ),
+    "which nodes alone say": tuple(
+        f"{call}Request.sharers" for call in ("Cancel", "CancelMany", "Reschedule")
+    ),
     "which needs a checker that gives up: test_memory_halves.py": ("MessageState.UNDECIDED",),
     "which the client calls at the end": ("Client.close",),
 }
