@@ -97,6 +97,17 @@ def test_frames_whose_meta_is_lost_are_held_again() -> None:
     assert counted == {BASE_SLOT: 3, BASE_SLOT + 1: 1, BASE_SLOT + 2: 1}
 
 
+def test_a_hole_that_a_start_has_found_is_counted_once_it_is_filled() -> None:
+    disk = SimulatedDisk()
+    copies = written_elsewhere()
+    opened(disk).mirror(CARD, bundled([FrameCopy(1, HOLE_ROW, b""), *copies[1:]]))
+    store = restarted(disk)
+    for frames in (2, 3, 3):
+        rows = DialView(disk, DATA).rows(BASE_SLOT, BASE_SLOT + 1)
+        assert rows["frames"].tolist() == [frames]
+        store.repair(CARD, bundled(copies[:1]))
+
+
 def test_a_wheel_made_by_a_life_that_ended_is_durable_before_its_first_frame() -> None:
     meta = layout.meta_path(layout.wheel_folder(DATA, WHEEL))
     for effects in range(8):

@@ -62,6 +62,7 @@ class Pair:
         """Restarts the process, or the machine."""
         self.disk.restart()
         recovered = recover_wheel(self.disk, DATA, self.wheel, os_crashed=os_crashed, floor=floor)
+        self.dial = Dial(self.disk, DATA, DIAL_ROWS)
         self.mirror = MirrorWheel.open(
             self.disk,
             DATA,
@@ -71,6 +72,8 @@ class Pair:
             dial=self.dial,
             table_rows=2,
         )
+        counting = self.dial.adding_wheel(self.disk, DATA, self.wheel, floor=floor)
+        self.mirror.not_counted = finish(counting)
         return recovered
 
     def append(self, copies: Sequence[FrameCopy]) -> FrameDamaged | None:
@@ -310,6 +313,58 @@ def test_a_damaged_row_is_repaired_and_hits_no_other_frame() -> None:
         pair.disk.flip_bit(index, 8 * 16 * 2 + bit)
         assert pair.repair(pair.copies) == []
         pair.assert_same()
+
+
+@pytest.mark.parametrize("by_repair", [False, True])
+def test_frames_whose_rows_are_lost_and_come_back_are_counted_once(*, by_repair: bool) -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    for _ in range(2):
+        pair.disk.zero_somewhere("index", Random(0))  # all of it
+        if by_repair:
+            assert pair.repair(pair.copies) == []
+        else:
+            every = SeqSet([(1, 5)])
+            assert finish(pair.mirror.reading_again(every)) == every
+        pair.assert_same()
+        assert pair.counted() == {0: 3, 1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("table", ["none", "made with holes", "made before", "recounted since"])
+def test_what_a_start_counts_without_a_row_is_not_counted_again(table: str) -> None:
+    """A repair cannot see what the slot table counts; nor, if it was recounted, can a start."""
+    pair = Pair()
+    if table in {"none", "made with holes"}:
+        pair.append([FrameCopy(1, HOLE_ROW, b""), *pair.copies[1:]])
+    else:
+        pair.append(pair.copies)
+    if table != "none":
+        pair.mirror.checkpoint()
+    if table in {"made before", "recounted since"}:
+        pair.disk.zero_somewhere("index", Random(0))  # all of it
+        for ahead in range(3):
+            pair.disk.delete(pair.slot_path(ahead))
+    if table == "recounted since":
+        assert pair.repair([pair.copies[3]]) == []
+        pair.mirror.checkpoint()
+    assert pair.reopened().damaged
+    assert pair.repair(pair.copies) == []
+    pair.assert_same()
+    assert pair.counted() == {0: 3, 1: 1, 2: 1}
+    pair.reopened()
+    assert pair.counted() == {0: 3, 1: 1, 2: 1}
+
+
+def test_what_could_not_be_read_at_a_start_is_counted_once_it_can() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.disk.failing_reads = "index.", errno.EIO
+    missing = pair.reopened().damaged
+    assert pair.counted() == {}
+    pair.disk.failing_reads = None
+    for _ in range(2):
+        assert finish(pair.mirror.reading_again(missing)) == missing
+        assert pair.counted() == {0: 3, 1: 1, 2: 1}
 
 
 def test_a_repair_goes_to_the_file_that_has_the_name() -> None:

@@ -179,7 +179,8 @@ class Copies:
 
     def _counting(self, wheel: WheelId) -> Steps[None]:
         try:
-            yield from self.dial.adding_wheel(self.disk, self.data, wheel, floor=self.floor)
+            counting = self.dial.adding_wheel(self.disk, self.data, wheel, floor=self.floor)
+            self._copies[wheel].not_counted = yield from counting
         except OSError as error:  # it is only for people to look at
             _log.warning("wheel not counted", wheel=str(wheel), error=str(error))
 

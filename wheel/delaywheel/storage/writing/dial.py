@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import read_raw_rows
-from delaywheel.storage.files.slot_table import UNIT_BYTES, load_head, read_entries
+from delaywheel.storage.files.slot_table import UNIT_BYTES, TableHead, load_head, read_entries
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps
@@ -30,10 +31,10 @@ from delaywheel.storage.frames.rows import (
     FEW_FRAMES,
     checked_rows,
     each_row,
+    is_hole,
     message_counts,
     withdrawn_counts,
 )
-from delaywheel.storage.reading.places import finding_rows
 
 DIAL_ROW: Final[np.dtype[Any]] = np.dtype(
     [
@@ -120,13 +121,20 @@ class Dial:
         places = index_rows["slot"].astype(np.int64) % len(self._table)
         self._count(np.subtract, index_rows, places)
 
-    def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[None]:
+    def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[SeqSet]:
         """Counts a wheel's frames in slots at or above ``floor``.
 
         Uses its slot table, and index rows where the table lacks something or may be wrong.
+
+        Returns:
+            The frames that it did not count, as they have no row. One that lost its row after the
+            table had counted it is counted; if entries are doubtful as well, it is not known of
+            which, and all are returned: a message more is better than a second left out.
         """
         folder = layout.wheel_folder(data, wheel)
-        head = load_head(disk, folder)
+        head, not_counted = load_head(disk, folder), NO_SEQS
+        if head.holes:  # it may count their frames or not: it does not know their slots
+            head = TableHead()
         doubtful = [np.array(sorted(head.stale), np.int64)]
         for hour in sorted(head.hours):
             entries, damaged = read_entries(disk, folder, head, hour)
@@ -137,13 +145,15 @@ class Dial:
             self._add_entries(slots[there], entries[there])
             yield
         by_rows = np.concatenate(doubtful)
-        if len(by_rows):
-            _, rows = yield from finding_rows(disk, folder, by_rows, 1 << 62)
-            self.add(rows[rows["slot"] >= floor])
-        for _, raw in read_raw_rows(disk, folder, head.seq + 1, 1 << 62):
-            rows = checked_rows(raw[raw["slot"] >= floor])
-            self.add(rows[~np.isin(rows["slot"], by_rows)] if len(by_rows) else rows)
+        from_seq = 1 if len(by_rows) else head.seq + 1
+        for first_seq, raw in read_raw_rows(disk, folder, from_seq, 1 << 62):
+            rows = checked_rows(raw)
+            not_counted |= SeqSet.where(first_seq, is_hole(rows))
+            is_left = np.arange(first_seq, first_seq + len(rows)) > head.seq
+            is_left |= np.isin(rows["slot"], by_rows)
+            self.add(rows[is_left & (rows["slot"] >= floor)])
             yield
+        return not_counted
 
     def clear_below(self, floor: int) -> None:
         """Empties the rows of finished slots, whether they had a file or not.

@@ -99,6 +99,8 @@ class MirrorWheel:
     Attributes:
         reader: Reads it, on that thread.
         floor: Slots below are finished.
+        not_counted: Frames without rows that the dial does not count, or may not. It counts all
+            others, also those that have lost their rows since.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class MirrorWheel:
         self.reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
         self.floor = floor
         self._dial = dial
+        self.not_counted = NO_SEQS
         self._missing = MissingFrames()
         self._searched = NO_SEQS  # missing frames that were looked for in all slot files
         # And in all but some: by the greatest slot whose file could not be read.
@@ -520,6 +523,7 @@ class MirrorWheel:
         """Notes frames that could not be read, and can be now: nobody may have synced them."""
         for first_seq, rows in self.reader.rows_of(seqs):
             self._medium.take_over(first_seq, rows)
+            self._count_late(first_seq, rows)
 
     def _uncounted(self, counted: int, holes: SeqSet) -> Iterator[NDArray[Any]]:
         """Yields rows behind those that the table has counted, and those that were holes then."""
@@ -597,7 +601,19 @@ class MirrorWheel:
             self._slots.write(FrameBundle.of_copies([copy]))
 
     def _count(self, bundle: FrameBundle) -> None:
-        """Counts frames that now have rows."""
+        """Counts frames that are appended."""
+        self._note_rows(bundle)
+        if self._dial is not None:
+            self._dial.add(bundle.rows if bundle.is_whole else bundle.rows[bundle.has_content])
+
+    def _count_late(self, first_seq: int, rows: NDArray[Any]) -> None:
+        """Counts frames that had no rows when others were counted, and have them now."""
+        if self._dial is not None:
+            self._dial.add(rows[self.not_counted.marks(first_seq, len(rows))])
+        self.not_counted -= SeqSet.where(first_seq, ~is_hole(rows))
+
+    def _note_rows(self, bundle: FrameBundle) -> None:
+        """Notes frames that now have rows."""
         rows = bundle.rows
         lengths = rows["length"].tolist()
         self.top_slot = max([self.top_slot, *compress(rows["slot"].tolist(), lengths)])
@@ -606,8 +622,7 @@ class MirrorWheel:
             seqs = SeqSet.of(bundle.seqs[holes].tolist())
             self._missing.add(seqs)
             self._searched |= seqs  # nothing of them was ever here
-        if self._dial is not None:
-            self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
+            self.not_counted |= seqs
 
     def _mend_all(
         self, copies: list[FrameCopy], between: Callable[[], object]
@@ -725,17 +740,15 @@ class MirrorWheel:
             self._medium.note_missing(seqs)
 
     def _write_row(self, copy: FrameCopy) -> None:
-        old = self.reader.rows(copy.seq, copy.seq)
-        if old.tobytes() == copy.row:
-            return
-        try:
-            self._index.rewrite(copy.seq, copy.row)
-        except OSError as error:
-            self._move_rows({copy.seq: copy.row}, error)
-        self._table.change({copy.slot, int(old["slot"][0])})
-        if self._dial is not None:
-            self._dial.remove(old)
-        self._count(FrameBundle.of_copies([copy]))
+        old, bundle = self.reader.rows(copy.seq, copy.seq), FrameBundle.of_copies([copy])
+        if old.tobytes() != copy.row:
+            try:
+                self._index.rewrite(copy.seq, copy.row)
+            except OSError as error:
+                self._move_rows({copy.seq: copy.row}, error)
+            self._table.change({copy.slot, int(old["slot"][0])})
+            self._note_rows(bundle)
+        self._count_late(copy.seq, bundle.rows)
 
     def _append_rows(self, rows: NDArray[Any]) -> None:
         first_seq, last_seq = self._index.last_seq + 1, self._index.last_seq + len(rows)
