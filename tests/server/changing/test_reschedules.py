@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -312,6 +312,21 @@ def test_a_frame_that_this_node_lacks_for_a_moment_is_waited_for(server: ServerP
         server.cleaner.commit(without)
 
 
+def deciding(find: Callable[..., Any], decide: Callable[..., Any]) -> Reschedules:
+    """Those of the leader's node, where messages are found and decided so."""
+    finder = SimpleNamespace(
+        leader_address=lambda _: None, read_ahead=AsyncMock(), find=find, decide=decide
+    )
+    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
+    return Reschedules(
+        *cast("Any", (SimpleNamespace(cleaner=leading), finder, None, None)),
+        span=Span(600, 0),
+        propose=AsyncMock(),
+        next_change=asyncio.Event().wait,
+        counts=NodeCounts(),
+    )
+
+
 async def test_who_joins_a_look_is_not_told_that_it_found_nothing() -> None:
     """The message may have been accepted since that look, before this caller asked."""
     reference = Reference.of(MessageKey(bytes(16), in_ms(3_000), "t"))
@@ -321,19 +336,9 @@ async def test_who_joins_a_look_is_not_told_that_it_found_nothing() -> None:
         await others_answer.wait()
         return Decided(CancelDecision.NOT_FOUND)
 
-    finder = SimpleNamespace(
-        leader_address=lambda _: None,
-        read_ahead=AsyncMock(),
+    reschedules = deciding(
         find=AsyncMock(return_value=Subject(reference, reference, Found())),
         decide=decide,
-    )
-    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
-    reschedules = Reschedules(
-        *cast("Any", (SimpleNamespace(cleaner=leading), finder, None, None)),
-        span=Span(600, 0),
-        propose=AsyncMock(),
-        next_change=asyncio.Event().wait,
-        counts=NodeCounts(),
     )
     due = pb.NewDue(message=named(f"n1.1:5:{7:032x}:t"), deliver_at_ms=in_ms(60_000))
     request = pb.RescheduleRequest(messages=[due, due])
@@ -360,19 +365,9 @@ async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
         await goes_on.wait()
         return Subject(reference, reference, Found())
 
-    finder = SimpleNamespace(
-        leader_address=lambda _: None,
-        read_ahead=AsyncMock(),
+    reschedules = deciding(
         find=find,
         decide=AsyncMock(return_value=Decided(CancelDecision.CANCELLED)),
-    )
-    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
-    reschedules = Reschedules(
-        *cast("Any", (SimpleNamespace(cleaner=leading), finder, None, None)),
-        span=Span(600, 0),
-        propose=AsyncMock(),
-        next_change=asyncio.Event().wait,
-        counts=NodeCounts(),
     )
 
     def begin(address: str, *numbers: int) -> asyncio.Task[pb.RescheduleResponse]:
@@ -401,19 +396,9 @@ async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:
     found = Found((in_ms(3_000),), [place], commits=[place])
     meant, moved = (Reference.of(MessageKey(bytes(16), ms, "t")) for ms in (found.dues_ms[0], 5))
     subject = Subject(meant, moved, found)
-    finder = SimpleNamespace(
-        leader_address=lambda _: None,
-        read_ahead=AsyncMock(),
+    reschedules = deciding(
         find=AsyncMock(return_value=subject),
         decide=AsyncMock(return_value=Decided(CancelDecision.WAIT)),
-    )
-    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
-    reschedules = Reschedules(
-        *cast("Any", (SimpleNamespace(cleaner=leading), finder, None, None)),
-        span=Span(600, 0),
-        propose=AsyncMock(),
-        next_change=asyncio.Event().wait,
-        counts=NodeCounts(),
     )
     dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}:t"), deliver_at_ms=in_ms(60_000))]
     with pytest.raises(RequestRefusedError) as refused:
