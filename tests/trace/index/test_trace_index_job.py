@@ -261,4 +261,6 @@ def test_spark_keeps_nothing_of_a_batch_that_was_read(spark: SparkSession) -> No
     before_bytes = used_bytes()
     for _ in range(8):
         assert sum(len(row["value"]) for row in batches._rows_of(records)) == 8 << 20
-    assert used_bytes() - before_bytes < 24 << 20, "of 64 MiB"
+    # What the tests before this one leave behind comes and goes, some of it after a second
+    # collection; of these 64 MiB nothing would ever go.
+    wait_for(lambda: used_bytes() - before_bytes < 24 << 20, failures=[])
