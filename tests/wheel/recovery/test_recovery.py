@@ -446,6 +446,29 @@ def test_segments_that_the_medium_lost_come_back(
     assert read_all(disk, DATA, wheel.wheel) == frames
 
 
+@pytest.mark.parametrize("deleted", [0, 1])
+def test_a_segment_of_which_a_crash_kept_the_name_alone_makes_those_before_it_no_deleted_ones(
+    monkeypatch: pytest.MonkeyPatch, deleted: int
+) -> None:
+    small_segments(monkeypatch, 4)
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    for number in range(10):
+        append(wheel, [message(number, slot=BASE_SLOT + number)])
+        if number == 3 and deleted:
+            wheel.checkpoint()
+    folder, floor = layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT + 4 * deleted
+    delete_below(wheel, floor)
+    assert list_segments(disk, folder) == [*range(deleted, 3)]
+    for number in range(4 * deleted, 10):
+        disk.delete(slot_file(wheel, number))
+    for segment in range(deleted, 2):
+        disk.delete(layout.index_path(folder, segment))
+    disk.set_content(layout.index_path(folder, 2), b"")
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True, floor=floor)
+    assert recovered == Recovered(4 * deleted, [], NO_SEQS)
+
+
 def test_segments_that_were_deleted_are_finished_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     small_segments(monkeypatch, 4)
     disk = SimulatedDisk()

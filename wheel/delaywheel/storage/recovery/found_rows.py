@@ -132,9 +132,11 @@ def lost_behind(disk: Disk, folder: Path, known: Checkpoint | None, end_seq: int
 def whole_segments(disk: Disk, folder: Path, first_seq: int, last_seq: int) -> Steps[None]:
     """Makes every segment from one seq to another as long as it must be, and syncs it.
 
-    What is added reads as holes.
+    What is added reads as holes. The first segment is made even if it gets no row: without it, what
+    a later one that was kept stands behind would seem deleted.
     """
-    for segment in range((first_seq - 1) // ROWS_PER_SEGMENT, -(-last_seq // ROWS_PER_SEGMENT)):
+    first = (first_seq - 1) // ROWS_PER_SEGMENT
+    for segment in range(first, max(first + 1, -(-last_seq // ROWS_PER_SEGMENT))):
         rows = min(last_seq - segment * ROWS_PER_SEGMENT, ROWS_PER_SEGMENT)
         file = disk.open(layout.index_path(folder, segment), create=True)
         try:
