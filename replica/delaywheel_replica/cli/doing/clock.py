@@ -34,7 +34,7 @@ def set_back(*, yes: bool, as_json: bool, server: Nodes, timeout_s: float) -> No
     confirm("Set it back?", yes=yes)
     done = ask(preview.set_backs, dry_run=False)
     if as_json:
-        print_json(shapes.set_back(done))
+        print_json(shapes.of(done))
     else:
         say(f"forwarding continues from {iso(done.goes_on_from_ms)}")
 

@@ -306,7 +306,7 @@ def _print_wheels(answer: pb.DescribeClusterResponse) -> None:
     rows = []
     states = set()
     for wheel in answer.wheels:
-        (shape,) = shapes.wheels([wheel])
+        shape = shapes.of(wheel)
         copies = {replica.node: _copy(replica) for replica in wheel.replicas}
         states.add(shape["state"])
         rows.append(

@@ -98,7 +98,7 @@ class Looking:
 
     def shape(self) -> dict[str, Any]:
         """Returns the summary as JSON."""
-        return shapes.looked(self._looked)
+        return shapes.of(self._looked)
 
     def print_looked(self) -> None:
         """Prints the summary, and where to continue."""
