@@ -9,6 +9,9 @@ those between a node's processes, are not.
 
     python -m local.stage.distance --ms 30 scripts/cluster --brokers 3
 
+librdkafka resolves with AI_ADDRCONFIG, for which loopback does not count: with no other address it
+connects to nothing, and says nothing. So the device has one that nobody uses.
+
 It takes Linux, root, and the program `ip`.
 """
 

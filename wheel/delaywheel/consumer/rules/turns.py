@@ -9,7 +9,8 @@ the turn |
 |   | records with other keys |
 
 Parked records are waiting ones in the book: a rebalance forgets them at once, and waits for those
-alone that handlers have. A turn ends with its handler, whatever became of the record.
+alone that handlers have. (In queues by thread they counted as in hand, and 24 of 120 were handled
+twice.) A turn ends with its handler, whatever became of the record.
 
 No I/O, no clock, no lock.
 """
