@@ -280,12 +280,16 @@ class Answers:
             if entry is None:
                 self._fail(f"{what} shows {key}, which nobody sent")
             else:
-                self._shown(entry, message, asked_us)
+                # A copy waits until a leader has seen that it is one.
+                accepted_us = (message.accepted_at_ms - EPOCH_MS) * US_PER_MS
+                self._shown(entry, message, asked_us, accepted_us)
         return keys
 
-    def _shown(self, entry: Entry, shown: pb.StoredMessage, asked_us: int) -> None:
+    def _shown(
+        self, entry: Entry, shown: pb.StoredMessage, asked_us: int, accepted_us: int = 0
+    ) -> None:
         name = pb.MessageState.Name(shown.state).removeprefix("MESSAGE_STATE_")
-        if not self._is_true(entry, shown, asked_us):
+        if not self._is_true(entry, shown, asked_us, accepted_us):
             self._fail(f"{entry} is shown as {name}, and is not")
         if shown.HasField("place") and not self._is_at(entry, shown.place):
             self._fail(f"{entry} is shown where it is not: {shown.place}")
@@ -299,7 +303,9 @@ class Answers:
         self._told_cancelled_us.setdefault(entry.key, self._world.scheduler.now_us)
         self.cancelled_by[entry.key] = list(self._world.truth.cancels[entry.key])
 
-    def _is_true(self, entry: Entry, shown: pb.StoredMessage, asked_us: int) -> bool:
+    def _is_true(
+        self, entry: Entry, shown: pb.StoredMessage, asked_us: int, accepted_us: int
+    ) -> bool:
         """Whether a message may be in the state that a node shows."""
         checks, truth, key = self._checks, self._world.truth, entry.key
         halves = self._world.halves
@@ -323,7 +329,8 @@ class Answers:
             case pb.MESSAGE_STATE_ASKED:
                 return halves.was_asked(entry) or is_excused
         is_half = shown.state == pb.MESSAGE_STATE_HELD
-        is_old = 0 <= entry.visible_us < asked_us - HEARD_US and is_calm(self._world.plan)
+        is_delivered = 0 <= entry.visible_us < asked_us - HEARD_US
+        is_old = is_delivered and accepted_us < asked_us - HEARD_US and is_calm(self._world.plan)
         return is_half == entry.is_half and not is_old
 
     def _is_at(self, entry: Entry, place: pb.KafkaPlace) -> bool:
