@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from delaywheel.reasons import Reason
@@ -158,7 +158,9 @@ def every_commit_is_left() -> list[Patch]:
 
 
 def every_half_is_rolled_back() -> list[Patch]:
-    async def known(_self: HalfCommits, keys: Sequence[Key]) -> list[CancelDecision]:
+    async def known(
+        _self: HalfCommits, keys: Sequence[Key], _sharer: Hashable
+    ) -> list[CancelDecision]:
         return [CancelDecision.CANCELLED] * len(keys)
 
     return [instead(HalfCommits, "_known", known)]
@@ -173,7 +175,9 @@ def searches_find_halves() -> list[Patch]:
 
 
 def what_is_found_is_not_cancelled() -> list[Patch]:
-    async def results(_self: CancelMany, messages: Sequence[Any], **_: Any) -> list[int]:
+    async def results(
+        _self: CancelMany, messages: Sequence[Any], _sharer: Hashable, **_: Any
+    ) -> list[int]:
         return [pb.CANCEL_OUTCOME_CANCELLED] * len(messages)
 
     return [instead(CancelMany, "_results", results)]
@@ -182,8 +186,10 @@ def what_is_found_is_not_cancelled() -> list[Patch]:
 def _read(change: Callable[[pb.GetSlotResponse], object]) -> Callable[[], list[Patch]]:
     real = Queries.get_slot
 
-    async def get_slot(self: Queries, request: pb.GetSlotRequest) -> pb.GetSlotResponse:
-        answer = await real(self, request)
+    async def get_slot(
+        self: Queries, request: pb.GetSlotRequest, sharer: Hashable = ""
+    ) -> pb.GetSlotResponse:
+        answer = await real(self, request, sharer)
         change(answer)
         return answer
 

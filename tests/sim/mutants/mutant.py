@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
@@ -42,9 +44,24 @@ class Mutant:
 
 
 def instead(owner: Any, name: str, replacement: Any) -> Patch:
-    """Replaces a method or a module's function."""
+    """Replaces a method or a module's function by one that can be called in the same ways."""
+    real = getattr(owner, name)
+    if isinstance(real, FunctionType) and isinstance(replacement, FunctionType):
+        _check_parameters(signature(real), signature(replacement), name)
     patched: Patch = patch.object(owner, name, replacement)
     return patched
+
+
+def _check_parameters(real: Signature, replacement: Signature, name: str) -> None:
+    kinds = {each.kind for each in replacement.parameters.values()}
+    by_place = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+    places = [
+        sum(each.kind in by_place for each in one.parameters.values())
+        for one in (real, replacement)
+    ]
+    assert Parameter.VAR_POSITIONAL in kinds or places[0] == places[1], name
+    words = {each.name for each in real.parameters.values() if each.kind is Parameter.KEYWORD_ONLY}
+    assert Parameter.VAR_KEYWORD in kinds or words <= replacement.parameters.keys(), name
 
 
 def row(table: dict[Any, Any], key: Any, value: Any) -> Patch:

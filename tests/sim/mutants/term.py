@@ -35,7 +35,7 @@ def marks_one_id() -> list[Patch]:
         self._mark = self._config.ids - 1
         return marked(self, report)
 
-    def leader(self: ControlState, _ids: int) -> Leader | None:
+    def leader(self: ControlState, _ids: int, **_: object) -> Leader | None:
         mark = self.leaders.get(0)
         return None if mark is None else Leader(mark.node, mark.offset)
 
