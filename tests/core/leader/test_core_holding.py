@@ -179,6 +179,22 @@ def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_missing() -> Non
     assert knows_all(lost, reported("b", 7), {"c": reported("c", 8)})
 
 
+@pytest.mark.parametrize(
+    ("number", "applied", "knows"),
+    [(9, 5, True), (10, 5, False), (10, 0, True)],
+    ids=["unregistered since", "registered since", "still empty"],
+)
+@pytest.mark.parametrize("where", ["b", "c"])
+def test_who_has_not_read_of_a_wheel_does_not_know_what_is_in_it(
+    number: int, applied: int, where: str, *, knows: bool
+) -> None:
+    """Kafka is out of reach, and another node has opened its next wheel."""
+    newer = {WheelId("a", number): wheel_heartbeat(applied)}
+    reports = {node: reported(node, 7) for node in "bc"}
+    reports[where] = replace(reports[where], wheels={**reports[where].wheels, **newer})
+    assert knows_all(THREE, reports["b"], {"c": reports["c"]}) is knows
+
+
 @given(
     applied=st.integers(0, 12),
     missing=st.sets(st.integers(1, 12)),

@@ -81,6 +81,7 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
     | not closed, which it writes | nothing: it is its own |
     | not closed, R complete members are heard | all that any of these has |
     | not closed, fewer are heard | more than it can know |
+    | not registered yet, as far as it has read, and some node has frames of it | the same |
 
     A leader hears R members by today's settings; an older wheel may need more of them.
 
@@ -94,7 +95,7 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
         _knows(state, wheel, record, own, everyone)
         for wheel, record in state.wheels.items()
         if wheel != own.open
-    )
+    ) and not any(_is_behind(state, heartbeat) for heartbeat in everyone.values())
 
 
 def held_alone(
@@ -127,6 +128,16 @@ def held_alone(
         if last > others:
             alone[wheel] = node, others + 1, last
     return alone
+
+
+def _is_behind(state: ControlState, heartbeat: Heartbeat) -> bool:
+    """Whether a node has frames of a wheel that was registered after this state."""
+    return any(
+        reported.applied
+        and wheel not in state.wheels
+        and ((node := state.nodes.get(wheel.node)) is None or wheel.number > node.last_number)
+        for wheel, reported in heartbeat.wheels.items()
+    )
 
 
 def _knows(
