@@ -39,6 +39,7 @@ def said(
     epoch: int | None = None,
     leader: str = "n1",
     elections: int = 0,
+    complete: bool = True,
 ) -> pb.DescribeClusterResponse:
     """A node's own answer with details; about the others it reports what it hears."""
     answer = pb.DescribeClusterResponse(
@@ -57,7 +58,7 @@ def said(
     for member in answer.members:
         if member.node == node:
             member.address, member.accepting = f"new:{node}", accepting
-            member.report.elections = elections
+            member.report.elections, member.complete = elections, complete
     return answer
 
 
@@ -180,6 +181,14 @@ def test_where_no_node_holds_all_there_may_be_more() -> None:
     wheels = [wheel("n1.1", SPARE, 0), pb.WheelStatus(wheel="n2.1", node="n2", applied_seq=9)]
     wheels.append(wheel("n1.2", OPEN, 4, "n1"))
     assert not joined(said("n1", *wheels), {}).pending.at_least
+
+
+def test_who_does_not_know_yet_what_a_wheel_holds_has_not_counted_all() -> None:
+    """Nobody else has it: it looks like one to which nothing was ever written."""
+    wheels = [wheel("n1.1", FENCED, 0, "n1"), wheel("n1.2", OPEN, 4, "n1")]
+    for complete in (True, False):
+        told = joined(said("n1", *wheels, complete=complete), {}).pending
+        assert told.at_least is not complete
 
 
 def slots(

@@ -107,7 +107,7 @@ class Details:
         pending = pb.Pending(
             messages=report.pending_messages, length_bytes=report.pending_bytes, node=answer.node
         )
-        answer.pending.CopyFrom(counted_once(answer.wheels, {answer.node: pending}))
+        answer.pending.CopyFrom(counted_once(answer, {answer.node: pending}))
 
     def _add_replicas(self, rows: Collection[pb.WheelStatus], status: ServerStatus) -> None:
         cleaner = self._view.cleaner.status

@@ -49,7 +49,7 @@ def joined(
     _join_wheels(answer, answers)
     pending = {node: each.pending for node, each in answers.items() if each.HasField("pending")}
     if pending:
-        answer.pending.CopyFrom(counted_once(answer.wheels, pending))
+        answer.pending.CopyFrom(counted_once(answer, pending))
     return answer
 
 
@@ -150,18 +150,26 @@ def _by_number(wheel: str) -> tuple[str, int]:
     return node, int(number)
 
 
-def counted_once(wheels: Collection[pb.WheelStatus], held: Mapping[str, pb.Pending]) -> pb.Pending:
+def counted_once(answer: pb.DescribeClusterResponse, held: Mapping[str, pb.Pending]) -> pb.Pending:
     """Returns the cluster's pending messages, as counted by one node with every acknowledged frame.
 
     A node's disk has each message once, its own or a copy. A node that is in sync with every
-    wheel has all acknowledged messages.
+    wheel has all acknowledged messages, unless it may have lost some, or has not looked yet what
+    its wheels hold: then it is not complete.
 
     Args:
-        wheels: All of them, with their replicas.
+        answer: The members, and all wheels with their replicas.
         held: What each node has on its disk; at least one node.
     """
-    registered = [row for row in wheels if row.replicas]
-    whole = {node for node in held if registered and all(_has(row, node) for row in registered)}
+    registered = [row for row in answer.wheels if row.replicas]
+    whole = {
+        member.node
+        for member in answer.members
+        if member.node in held
+        and member.complete
+        and registered
+        and all(_has(row, member.node) for row in registered)
+    }
     fullest = max(whole or held, key=lambda node: (held[node].messages, node))
     found = held[fullest]
     return pb.Pending(
