@@ -16,7 +16,8 @@ What a message became (`to_ms`, `next_id`) follows the event that says so. A cha
 has no place among these but its time. An event is not later than `high_ms`, and what it followed
 from not earlier than its own `low_ms`: where an event must be after one that began later than it
 can have been, the clocks of the two differ by at least that. To be shown it takes its place by the
-later of both times, so that the order is always the causal one.
+later of both times, so that the order is always the causal one. No time is corrected: of a few
+events an estimate of a machine's clock would be shown as a fact.
 
 `forwarded` follows where a consumer has read the message, or the nodes have its record; or where
 it was accepted and everything of its due is done, and no outcome says anything else.

@@ -1,6 +1,6 @@
 """A distance between all processes that a script starts: what one sends to 127.0.0.1 comes later.
 
-The kernels of containers often lack `tc netem`. So whoever enters has a network of its own (a
+The kernels of containers often lack `tc netem`. So a command has a network of its own (a
 namespace), in which packets to the loopback addresses leave by a TUN device instead. A process, the
 *road*, reads them there, holds each back for a time, and writes it to the same device, by which it
 arrives. All else is as ever: TCP, its windows, and every program's settings. Also what a program

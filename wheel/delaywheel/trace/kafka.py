@@ -57,7 +57,7 @@ class TraceProducer:
         self._error = error.str()
 
     def clusters(self) -> list[str]:
-        """See `reporter.TracePort`."""
+        """See `reporter.TracePort`. All are listed: to ask for one by name would create it."""
         try:
             topics = self._listed = self._producer.list_topics(timeout=_LOOK_S).topics
         except KafkaException as error:

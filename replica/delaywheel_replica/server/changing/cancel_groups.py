@@ -12,10 +12,11 @@ A plain message is looked up once, before its cancel is written; then progress d
 
 What arrives while a batch is looked up forms the next one, and batches begin `BATCHES_APART_S`
 apart, or as soon as `_WORTH_A_BATCH` wait: a single cancel waits for nothing, the cost of a batch
-is shared by what is in it, and their groups stand less often before those of messages. Cancels are
-written as one group while the next batch is looked up. A message is in this table once: whoever
-asks again joins its first attempt, even if its caller gave up, and nothing is read or written for
-that. Only "not found" is told to none but who asked before the look began (`LaterCall`).
+is shared by what is in it (188 us of CPU a cancel in batches of 10, 77 of 50), and their groups
+stand less often before those of messages. Cancels are written as one group while the next batch is
+looked up. A message is in this table once: who asks again joins its first attempt, even if its
+caller gave up, and nothing is read or written for that. Only "not found" is told to none but who
+asked before the look began (`LaterCall`).
 
 A defect midway leaves nothing here for ever: what a call has named is queued whatever happens next,
 and what was asked for more than `LEFT_BEHIND_S` ago is in nobody's hands and is answered.

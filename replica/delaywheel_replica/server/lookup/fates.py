@@ -1,6 +1,7 @@
 """The outcome of messages that are done, as far as this node's cleaner reported it.
 
-A dead letter is reported as such by its topic, id and due. Deliveries are never reported; they
+A dead letter is reported as such by its topic, id and due: to look in the outcomes topic would take
+a consumer for each question. Deliveries are never reported, so that forwarding costs no more; they
 follow from what is known of a period: a *span* is what was done between two progress records while
 every dead letter was reported. The cleaner's status has both, how many it has counted and how far
 it has come, so the two can be compared:

@@ -9,6 +9,7 @@ If more come than the service answers, the first would be sent shortly before th
 and all later ones as well: so once the first has waited for `LATE_S`, the last go first. And what
 an event loop asks for beyond `UNANSWERED_AT_MOST` is refused at once then: a loop that has to keep
 all of them until their time is over has none left to answer any. At one moment it may ask for more.
+(10,000 cancels a second for 10 s: 27,423 were answered without that, 88,582 with it.)
 
 A call is answered in part, and no caller waits for what another one named: each is told as soon as
 its message is settled, and what is not is gathered again, after a back-off if it was refused. An

@@ -4,7 +4,7 @@ A client that is fenced has ended for good. Kafka fences a request whose member 
 that it has for the instance, and librdkafka makes such requests itself (its issue 3437): when the
 coordinator has not answered for a session, as one that was killed, it forgets its id, and sends
 heartbeats without any until our thread has given up the partitions. That may be in a transaction,
-which waits for the same broker.
+which waits for the same broker. (DescribeGroups would ask a coordinator that is just moving.)
 
 | the client's member id at the fence | who has the instance | so |
 |---|---|---|
