@@ -13,10 +13,8 @@ from delaywheel import (
     CancelOutcome,
     Message,
     MessageState,
-    Reason,
     RefusedError,
     RescheduleOutcome,
-    Result,
 )
 
 LATER = timedelta(hours=1)
@@ -42,51 +40,6 @@ def test_a_message_appears_as_it_was_sent(world: World, client: Any) -> None:
     assert moved.outcome is RescheduleOutcome.ALREADY_DELIVERED
 
 
-def test_a_cancelled_message_never_appears(world: World, client: Any) -> None:
-    handle = client.produce(world.topic, b"gone", delay="10s")
-    client.produce(world.topic, b"stays", delay="11s")
-    for _ in range(2):
-        assert client.cancel(handle).outcome is CancelOutcome.CANCELLED
-    assert client.get(handle).state is MessageState.CANCELLED
-    moved = client.reschedule(handle, to=world.now() + LATER)
-    assert moved == type(moved)(RescheduleOutcome.CANCELLED, None, None)
-    assert [record.value for record in world.arrived(1)] == [b"stays"]
-
-
-def test_the_same_id_and_due_are_one_message(world: World, client: Any) -> None:
-    message = Message(world.topic, b"once", id=uuid.uuid4(), deliver_at=world.now() + LATER / 900)
-    first, second = client.produce_many([message, message])
-    assert first.unwrap() == second.unwrap()
-    assert client.produce_many([message])[0].handle == first.handle
-    client.produce(world.topic, b"after", delay="5s")
-    assert [record.value for record in world.arrived(2)] == [b"once", b"after"]
-
-
-def test_an_id_that_was_used_before(world: World, client: Any) -> None:
-    """The same again is the same message; other contents, and what was cancelled, are refused."""
-
-    def sent(id_: uuid.UUID, value: bytes) -> Result:
-        message = Message(world.topic, value, id=id_, deliver_at=due)
-        result: Result = client.produce_many([message])[0]
-        return result
-
-    due, used, gone = world.now() + LATER, uuid.uuid4(), uuid.uuid4()
-    first, again = sent(used, b"v"), sent(used, b"v")
-    assert first.handle == again.handle
-    assert (first.id_checked, again.id_checked) == (True, True)
-    assert isinstance(error := sent(used, b"w").error, RefusedError)
-    assert (error.reason, error.outcome_known) == (Reason.ID_TAKEN, True)
-    assert client.get(first.unwrap()).value == b"v"
-    assert client.cancel(sent(gone, b"v").unwrap()).outcome is CancelOutcome.CANCELLED
-    with pytest.raises(RefusedError) as refused:
-        client.produce(world.topic, b"v", id=gone, deliver_at=due)
-    assert refused.value.reason is Reason.ID_CANCELLED
-    moved = client.reschedule(first.unwrap(), to=due + LATER)
-    assert moved.outcome is RescheduleOutcome.RESCHEDULED
-    assert sent(used, b"v").handle == first.handle
-    assert not client.produce_many([Message(world.topic, b"v", delay=LATER)])[0].id_checked
-
-
 def test_another_due(world: World, client: Any) -> None:
     handle = client.produce(world.topic, b"v", delay=LATER)
     to = world.now() + 2 * LATER
@@ -109,28 +62,6 @@ def test_what_was_never_accepted(world: World, client: Any) -> None:
     assert client.cancel(**named).outcome is CancelOutcome.NOT_FOUND
     moved = client.reschedule(**named, to=world.now() + 2 * LATER)
     assert moved.outcome is RescheduleOutcome.NOT_FOUND
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"delay": "300d"}, Reason.DUE_BEYOND_SPAN),
-        ({"level": "3y"}, Reason.LEVEL_UNKNOWN),
-        ({"delay": "1h", "value": b"x" * 1_000_001}, Reason.MESSAGE_TOO_LARGE),
-        ({"delay": "1h", "topic": "no-such-topic"}, Reason.TOPIC_UNKNOWN),
-        ({"delay": "1h", "id": b"dwin" + bytes(12)}, Reason.ID_INVALID),
-    ],
-    ids=["span", "level", "size", "topic", "id"],
-)
-def test_refusals(world: World, client: Any, options: dict[str, Any], reason: Reason) -> None:
-    sent = {"topic": world.topic, "value": b"v", **options}
-
-    error = client.produce_many([Message(**sent)])[0].error
-    assert isinstance(error, RefusedError)
-    assert (error.reason, error.outcome_known) == (reason, True)
-    assert error.retry_helps == reason.retry_helps
-    with pytest.raises(RefusedError, match=f"^{reason}: "):
-        client.produce(**sent)
 
 
 def test_of_many_each_is_answered(world: World, client: Any) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import sqlite3
 from datetime import timedelta
 
-import grpc
 import pytest
 
-from delaywheel import Client, Message, MessageState, RefusedError
+from delaywheel import Client, Message, RefusedError
 from delaywheel.consumer import AskedHalf, AsyncHalfChecker, HalfChecker
 from delaywheel.ingress import halves_topic
 from delaywheel.reasons import Reason
 from delaywheel.testing import MemoryService
-from delaywheel.transactions import Barrier, CommitOutcome, HalfVerdict, RollbackOutcome
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+from delaywheel.transactions import Barrier, CommitOutcome, HalfVerdict
 from support.consumer.documents import program_of
 
 
@@ -163,31 +160,6 @@ async def test_many_are_begun_or_none_and_coroutines_check() -> None:
         assert values(service)[3:] == [b"late"]
 
 
-def test_states_are_those_of_a_node(db: sqlite3.Connection) -> None:
-    with MemoryService() as service, service.client() as client:
-        halves = [
-            client.begin("orders", b"v", group="shop"),
-            client.begin("orders", b"v", group="shop"),
-            client.begin("orders", b"v", group="shop", delay="1m"),
-            client.begin("orders", b"v", group="shop"),
-        ]
-
-        def states() -> list[str]:
-            return [str(stored.state) for half in halves if (stored := client.get(half.handle))]
-
-        assert states() == ["HELD"] * 4
-        halves[0].rollback()
-        halves[1].commit()
-        halves[2].commit()
-        service.advance("3s")
-        assert states() == ["ROLLED_BACK", "DELIVERED", "COMMITTED", "ASKED"]
-        service.half_checker(Shop(db)).run()
-        assert states()[3] == "ASKED", "what is answered is in Kafka"
-        answered = client.get(halves[3].handle, find_place=True)
-        assert answered is not None
-        assert answered.state is MessageState.ROLLED_BACK
-
-
 def test_programs_of_the_document(db: sqlite3.Connection) -> None:
     exec(program_of("TRANSACTIONS.md", "half_checker"), {"__name__": "shop"})
     with MemoryService() as service, service.client() as client:
@@ -196,36 +168,3 @@ def test_programs_of_the_document(db: sqlite3.Connection) -> None:
         service.advance("30m")
         assert sorted(map(str, values(service))) == ["b'1'", "b'2'"]
     assert db.execute("SELECT count(*) FROM delaywheel_barrier").fetchone() == (2,)
-
-
-def test_cancels_of_many_leave_halves_alone() -> None:
-    with MemoryService() as service, service.client() as client:
-        half = client.begin("orders", b"half", group="shop")
-        client.begin("orders", b"gone", group="shop").rollback()
-        plain = client.produce("orders", b"plain", delay="1h")
-        done = client.cancel_many("orders")
-        assert (done.cancelled, done.halves, done.complete) == ((plain,), 1, True)
-        half.commit()
-        assert values(service) == [b"half"]
-
-
-def test_what_is_refused() -> None:
-    with MemoryService() as service, service.client() as client:
-        half = client.begin("orders", b"v", group="shop")
-        with pytest.raises(RefusedError) as refused:
-            client.reschedule(half.handle, to=service.now + timedelta(hours=1))
-        assert refused.value.reason is Reason.HALF_KEEPS_DUE
-        assert half.rollback() is RollbackOutcome.ROLLED_BACK
-        of_another_due = pb.HalfRef(id=half.id, due_ms=half.due_ms + 60_000, topic="orders")
-        with grpc.insecure_channel(service.address) as channel:
-            (result,) = (
-                DelayWheelStub(channel).Commit(pb.CommitRequest(halves=[of_another_due])).results
-            )
-        assert result.error.reason == Reason.HALF_INVALID
-        late = client.begin("orders", b"v", group="shop", hold="1s")
-        service.advance("1s")
-        assert late.rollback() is late.outcome is RollbackOutcome.LEFT_TO_CHECK
-        for group, hold in (("all of us", "3s"), ("shop", "11s")):
-            with pytest.raises(RefusedError) as invalid:
-                client.begin("orders", b"v", group=group, hold=hold)
-            assert invalid.value.reason is Reason.HALF_INVALID

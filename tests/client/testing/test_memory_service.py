@@ -9,7 +9,6 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import grpc
 import pytest
 
 from delaywheel import CancelOutcome, Message, RefusedError, RescheduleOutcome
@@ -18,7 +17,6 @@ from delaywheel.testing import MemoryService
 from delaywheel.testing.rows import SentMessage
 from delaywheel.testing.store import MemoryLimits, MemoryStore
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
 DOC = Path(__file__).parents[3] / "docs" / "TESTING.md"
 
@@ -71,32 +69,6 @@ def test_what_is_due_in_a_tenth_of_a_second_is_too_late() -> None:
         assert moved.due_ms == service.now.timestamp() * 1000 + 500
         with pytest.raises(RefusedError, match="DUE_BEYOND_SPAN"):
             client.reschedule(moved.handle, to=service.now + timedelta(days=8))
-
-
-def test_other_languages_may_call_it() -> None:
-    with (
-        MemoryService(levels={"soon": "5s"}) as service,
-        grpc.insecure_channel(service.address) as c,
-    ):
-        stub = DelayWheelStub(c)
-        sent = [
-            pb.DelayedMessage(topic="t", value=b"1", delay_ms=1_000),
-            pb.DelayedMessage(topic="t", value=b"2", level="soon", headers=[pb.Header(name="a")]),
-            pb.DelayedMessage(topic="t", level="never"),
-        ]
-        results = stub.DelayProduce(pb.DelayProduceRequest(messages=sent)).results
-        assert [result.error.reason for result in results] == ["", "", "LEVEL_UNKNOWN"]
-        listed = stub.ListSlots(pb.ListSlotsRequest())
-        assert [row.messages for row in listed.slots] == [1, 1]
-        page = stub.GetSlot(pb.GetSlotRequest(slot=listed.slots[1].slot, with_content=True))
-        assert [message.value for message in page.messages] == [b"2"]
-        (streamed,) = stub.DelayProduceStream(iter([pb.DelayProduceRequest(messages=sent[:1])]))
-        assert not streamed.results[0].error.reason
-        ref = pb.MessageRef(handle=results[0].handle)
-        (cancelled,) = stub.Cancel(pb.CancelRequest(messages=[ref])).results
-        assert cancelled.outcome == pb.CANCEL_OUTCOME_CANCELLED
-        service.advance("10s")
-        assert sorted(each.value or b"" for each in service.delivered("t")) == [b"1", b"2"]
 
 
 def test_what_it_does_grows_with_its_messages_and_not_with_their_square() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -117,16 +116,3 @@ def test_nothing_is_visible_before_its_due(
                 assert int(split_headers(got)[1]["dw-due"] or b"") <= now_ms
             seen = len(reader.messages)
     assert len({m.value() for m in reader.messages}) == len(messages)
-
-
-def test_levels_and_ids_of_ones_own(service: Service, kafka: KafkaBroker, topic: str) -> None:
-    own_id = uuid.uuid4().bytes
-    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
-        handle = client.produce(topic, b"v", level="5s", id=own_id)
-        found = client.get(handle)
-        assert found is not None
-        assert found.value == b"v"
-        (got,) = reader.wait_for(1)
-    _, own = split_headers(got)
-    assert own["dw-id"] == own_id.hex().encode()
-    assert int(own["dw-due"] or b"") - int(own["dw-accepted"] or b"") <= 5_000

@@ -52,27 +52,6 @@ def test_killed_under_load(
     assert len({passed_on(message) for message in arrived}) > 1
 
 
-def test_the_same_id_again_before_and_after_delivery(
-    service: Service, kafka: KafkaBroker, topic: str
-) -> None:
-    own_id = uuid.uuid4().bytes
-    # A due that is past when a message is first sent becomes another one.
-    due = datetime.now(UTC) + timedelta(seconds=6)
-    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
-        message = Message(topic, b"once", deliver_at=due, id=own_id)
-        (first,) = client.produce_many([message])
-        again = client.produce(topic, b"once", deliver_at=due, id=own_id)
-        assert str(first.handle).split(":")[1:] == str(again).split(":")[1:]
-        reader.wait_for(1)
-        # Within the late window a retry is taken, and dropped: the caller learns that it is safe.
-        (late,) = client.produce_many([message])
-        assert late.error is None
-        marker = client.produce(topic, b"marker", delay=timedelta(milliseconds=50))
-        assert marker
-        reader.wait_for(2)
-        assert [m.value() for m in reader.read_to_end()] == [b"once", b"marker"]
-
-
 def test_the_same_id_with_another_due_is_another_message(
     service: Service, kafka: KafkaBroker, topic: str
 ) -> None:
