@@ -24,12 +24,10 @@ from delaywheel_replica.core.node.events import (
     ForgetLost,
     LeaveWheel,
     MemberConfig,
-    OpenWheel,
     Published,
     Save,
     Sweep,
     Unreadable,
-    WriteStatus,
     Written,
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
@@ -83,16 +81,6 @@ def kinds(effects: list[Effect]) -> list[type]:
 # --- adopting and opening
 
 
-def test_a_registered_wheel_becomes_the_spare_then_the_open_one() -> None:
-    node = alone(opened=False)
-    effects = node.cleaner_reports(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
-    states = [effect.state for effect in effects if isinstance(effect, Save)]
-    named = [(s.open, s.spare and s.spare.wheel) for s in states]
-    assert named == [(None, A1), (A1, A2)]
-    assert node.store.opened == [A1]
-    assert admitted(node, A1, seal_slot=0)
-
-
 def test_no_second_save_before_the_first_is_answered() -> None:
     node = alone(opened=False)
     effects = node.machine.step(_reported(node, {A1: record_of("a")}))
@@ -100,17 +88,6 @@ def test_no_second_save_before_the_first_is_answered() -> None:
     assert Save not in kinds(
         node.machine.step(_reported(node, {A1: record_of("a"), A2: record_of("a")}))
     )
-
-
-def test_a_wheel_is_made_only_when_its_name_is_durable() -> None:
-    node = alone(opened=False)
-    node.store.refuses = {Save}
-    effects = node.cleaner_reports(node.cleaner({A1: record_of("a")}))
-    assert OpenWheel not in kinds(effects)
-    assert node.status().heartbeat.spare is None
-    node.store.refuses = set()
-    node.tick()
-    assert node.store.opened == [A1]
 
 
 def test_a_failed_save_of_the_name_is_tried_again_and_the_spare_stays_named() -> None:
@@ -123,21 +100,6 @@ def test_a_failed_save_of_the_name_is_tried_again_and_the_spare_stays_named() ->
     node.tick()
     heartbeat = node.status().heartbeat
     assert (heartbeat.open, heartbeat.spare) == (A1, None)
-
-
-def test_a_wheel_that_could_not_be_made_is_given_up_and_the_next_tried_after_a_second() -> None:
-    node = FakeNode("a", "a", store=FakeStore(_with_spare(A1)))
-    node.store.refuses = {OpenWheel}
-    node.tick()
-    node.store.refuses = set()
-    effects = node.cleaner_reports(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
-    assert OpenWheel not in kinds(effects)
-    heartbeat = node.status().heartbeat
-    assert (heartbeat.open, heartbeat.spare, heartbeat.last_number) == (None, A2, 2)
-    for _ in range(11):
-        node.tick()
-    assert node.store.opened == [A2]
-    assert node.status().heartbeat.open == A2
 
 
 def test_only_the_least_unclosed_wheel_above_all_known_ones_with_this_storage_is_taken() -> None:
@@ -168,18 +130,6 @@ def test_a_row_of_another_boot_is_not_believed() -> None:
     assert node.store.state.spare is None
 
 
-def test_a_restart_leaves_the_open_wheel_and_opens_the_spare_without_a_cleaner() -> None:
-    node = alone()
-    node.write(3)
-    node.restart()
-    assert node.status().heartbeat.open is None
-    node.tick()
-    heartbeat = node.status().heartbeat
-    assert (heartbeat.open, heartbeat.spare, heartbeat.last_number) == (A2, None, 2)
-    assert heartbeat.wheels[A1].applied == 3
-    assert node.store.opened == [A1, A2]
-
-
 def test_a_spare_that_is_closed_is_dropped_and_a_missing_one_only_when_a_later_is_there() -> None:
     node = alone()
     assert node.store.state.spare is not None
@@ -204,27 +154,6 @@ def test_the_open_wheel_is_left_when_it_is_closed() -> None:
     assert CloseWheel(A1, 1) in node.tick()
 
 
-def test_a_broken_wheel_is_left_and_the_spare_opened() -> None:
-    node = alone()
-    node.write(2)
-    effects = node.step(Broken(A1, "no space"))
-    assert kinds(effects)[:1] == [LeaveWheel]
-    assert node.store.opened == [A1, A2]
-    assert node.status().heartbeat.wheels[A1].high_watermark == 2
-
-
-def test_an_origin_that_cannot_read_its_own_frame_goes_on_with_its_spare() -> None:
-    node = alone()
-    node.write(2)
-    node.step(Unreadable(A1, SeqSet.of([3])))
-    assert node.status().heartbeat.open == A1
-    node.store.damaged.add((A1, 2))
-    node.step(Unreadable(A1, SeqSet.of([2])))
-    heartbeat = node.status().heartbeat
-    assert heartbeat.open == A2
-    assert heartbeat.wheels[A1].missing == SeqSet.of([2])
-
-
 def test_a_leave_that_failed_is_asked_for_again_and_nothing_is_let_in_meanwhile() -> None:
     node = alone()
     node.store.refuses = {LeaveWheel}
@@ -239,18 +168,6 @@ def test_a_leave_that_failed_is_asked_for_again_and_nothing_is_let_in_meanwhile(
 # --- callers
 
 
-def test_a_node_alone_acknowledges_what_it_has_written() -> None:
-    node = alone()
-    node.write(3)
-    assert node.acknowledged == {A1: 3}
-    assert WriteStatus in kinds(node.done)
-
-
-def test_without_a_wheel_nobody_is_let_in() -> None:
-    node = alone(opened=False)
-    assert node.machine.refusal(node.now_ms) is MemberRefusal.NO_WHEEL
-
-
 def test_nothing_is_acknowledged_of_a_wheel_that_is_being_left() -> None:
     node = alone()
     node.store.refuses = {LeaveWheel}
@@ -258,17 +175,6 @@ def test_nothing_is_acknowledged_of_a_wheel_that_is_being_left() -> None:
     node.store.append(1)
     effects = node.machine.step(_written(node, A1, 1))
     assert Acknowledge not in kinds(effects)
-
-
-def test_draining_refuses_leaves_and_keeps_the_spare() -> None:
-    node = alone()
-    node.write()
-    node.step(Drain())
-    assert node.machine.refusal(node.now_ms) is MemberRefusal.DRAINING
-    heartbeat = node.status().heartbeat
-    assert (heartbeat.open, heartbeat.spare, heartbeat.draining) == (None, A2, True)
-    node.tick()
-    assert node.store.opened == [A1]
 
 
 def test_draining_waits_for_what_is_not_acknowledged_but_not_for_ever() -> None:
@@ -289,9 +195,14 @@ def test_draining_waits_for_what_is_not_acknowledged_but_not_for_ever() -> None:
 
 def test_the_open_wheel_seals_by_the_leaders_clock_and_rests_without_one() -> None:
     node = alone()
+    node.write(2)
+    node.tick(1_000)
+    wheels = {A1: record_of("a"), A2: record_of("a")}
+    node.cleaner_reports(node.cleaner(wheels, role=Role.LEADING))
     node.tick()
-    assert node.status().heartbeat.wheels[A1].seal_slot == node.wall_ms // 1000 - 120
-    sealed = node.status().heartbeat.wheels[A1].seal_slot
+    wheel = node.status().heartbeat.wheels[A1]
+    assert (wheel.seal_slot, wheel.seal_seq) == (node.wall_ms // 1000 - 120, 2)
+    sealed = wheel.seal_slot
     node.cleaner_reports(None)
     node.tick(5_000)
     assert node.status().heartbeat.wheels[A1].seal_slot == sealed
@@ -329,35 +240,6 @@ def test_a_wheel_opens_with_the_seal_that_it_reported_as_a_spare() -> None:
 
 
 # --- the own leader's fences
-
-
-def test_a_promise_is_durable_before_it_is_reported() -> None:
-    node = alone()
-    wheels = {A1: record_of("a"), A2: record_of("a")}
-    node.store.refuses = {Save}
-    status = node.cleaner(wheels, role=Role.LEADING, fences=(Fence("b", 3),))
-    node.cleaner_reports(status)
-    assert node.status().answers == ()
-    node.store.refuses = set()
-    node.tick()
-    (answer,) = node.status().answers
-    assert (answer.node, answer.fence) == ("a", Fence("b", 3))
-    assert node.store.state.fenced == {"b": 3}
-
-
-def test_a_fence_of_the_own_open_wheel_is_answered_with_all_that_was_written() -> None:
-    node = alone()
-    node.write(2)
-    wheels = {A1: record_of("a"), A2: record_of("a")}
-    node.store.refuses = {LeaveWheel}
-    node.cleaner_reports(node.cleaner(wheels, role=Role.LEADING, fences=(Fence("a", 1),)))
-    assert node.status().answers == ()
-    assert node.store.state.fenced == {}
-    node.store.refuses = set()
-    node.tick()
-    (answer,) = node.status().answers
-    assert answer.applied == {A1: 2}
-    assert node.status().heartbeat.open == A2
 
 
 def test_a_fence_of_own_wheels_uses_up_their_numbers_and_drops_the_spare() -> None:
@@ -402,16 +284,6 @@ def test_a_wheel_that_cannot_be_ended_is_tried_again_after_a_rest(kind: type[Eff
     assert sum(tried) == 2
     node.store.refuses.clear()
     assert kind in [each for _ in range(AGAIN_MS // 1_000) for each in kinds(node.tick(1_000))]
-
-
-def test_a_wheel_goes_when_it_is_registered_no_more() -> None:
-    node = FakeNode("a", "a", store=_holding(held=5))
-    node.tick()
-    node.cleaner_reports(node.cleaner({A1: record_of("a", closed_at=5)}, floor=9))
-    assert DeleteWheel not in kinds(node.tick())
-    node.cleaner_reports(node.cleaner({A2: record_of("a")}, floor=0))
-    assert DeleteWheel(A1) in node.tick()
-    assert A1 not in node.status().heartbeat.wheels
 
 
 @pytest.mark.parametrize(("held", "floor", "goes"), [(5, 0, False), (5, 1, True), (0, 9, False)])

@@ -67,15 +67,6 @@ def cluster() -> FakeCluster:
 # --- replication
 
 
-def test_frames_are_acknowledged_when_every_in_sync_member_holds_them() -> None:
-    world = cluster()
-    world["a"].write(3)
-    assert world["a"].acknowledged == {}
-    world.settle()
-    assert world["a"].acknowledged == {A1: 3}
-    assert all(world[name].store.frames[A1].keys() == {1, 2, 3} for name in "abc")
-
-
 def test_the_high_watermark_is_reported_at_once() -> None:
     world = cluster()
     world["a"].write(3)
@@ -303,14 +294,6 @@ def test_every_later_beat_of_a_leader_is_answered_again() -> None:
         ((peer, message),) = messages(node, Promise)
         assert isinstance(message, Promise)
         assert (peer, message.answer.applied) == ("c", {B1: 2})
-
-
-def test_a_promise_outlives_a_restart() -> None:
-    node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
-    node.restart()
-    node.receive("b", frames_of(B1, 3, 3))
-    assert node.store.frames[B1].keys() == {1, 2}
 
 
 def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:

@@ -51,7 +51,7 @@ from support.server.stores import (
     write,
     written_elsewhere,
 )
-from support.wheels.copies import bundled, flipped, rows_of, slots_of
+from support.wheels.copies import bundled, rows_of, slots_of
 from support.wheels.messages import BASE_SLOT
 from support.wheels.wheels import checkpoint_of, ignored
 
@@ -97,17 +97,6 @@ def test_frames_whose_meta_is_lost_are_held_again() -> None:
     assert counted == {BASE_SLOT: 3, BASE_SLOT + 1: 1, BASE_SLOT + 2: 1}
 
 
-def test_a_hole_that_a_start_has_found_is_counted_once_it_is_filled() -> None:
-    disk = SimulatedDisk()
-    copies = written_elsewhere()
-    opened(disk).mirror(CARD, bundled([FrameCopy(1, HOLE_ROW, b""), *copies[1:]]))
-    store = restarted(disk)
-    for frames in (2, 3, 3):
-        rows = DialView(disk, DATA).rows(BASE_SLOT, BASE_SLOT + 1)
-        assert rows["frames"].tolist() == [frames]
-        store.repair(CARD, bundled(copies[:1]))
-
-
 def test_a_wheel_made_by_a_life_that_ended_is_durable_before_its_first_frame() -> None:
     meta = layout.meta_path(layout.wheel_folder(DATA, WHEEL))
     for effects in range(8):
@@ -150,38 +139,6 @@ def test_making_that_failed_half_way_is_gone_on_with() -> None:
                     continue
             assert held.applied == 5
             assert rows_of(disk, DATA, WHEEL) == [copy.row for copy in copies]
-
-
-def test_a_wrong_frame_ends_the_list_and_what_came_before_counts() -> None:
-    store = opened(SimulatedDisk())
-    assert store.mirror(CARD, bundled(flipped(written_elsewhere(), 3, 70))).applied == 3
-
-
-def test_what_the_medium_took_counts_after_a_refusal() -> None:
-    disk = SimulatedDisk()
-    store = opened(disk)
-    copies = written_elsewhere()
-    disk.faults.append(Fault("write", path_part=".slot", countdown=2))
-    with pytest.raises(OSError, match="Input/output"):
-        store.mirror(CARD, bundled(copies))
-    assert store.held(WHEEL).applied == 2
-    assert store.mirror(CARD, bundled(copies)).applied == 5
-
-
-def test_damage_is_missing_until_it_is_repaired_also_after_restarts() -> None:
-    disk = SimulatedDisk()
-    store = opened(disk)
-    copies = written_elsewhere()
-    store.mirror(CARD, bundled(copies))
-    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
-    assert read(store, WHEEL, 1, 5) == ([1], [2])
-    assert read(store, WHEEL, 2, 5) == ([], [2])
-    assert store.held(WHEEL).missing == SeqSet.of([2])
-    store.checkpoint(ignored)
-    store = restarted(disk)
-    assert store.held(WHEEL).missing == SeqSet.of([2])
-    assert store.repair(CARD, bundled(copies[1:2])).missing == NO_SEQS
-    assert restarted(disk).held(WHEEL).missing == NO_SEQS
 
 
 def test_what_is_not_here_is_reported_as_missing() -> None:
@@ -548,20 +505,6 @@ def test_a_wheel_that_is_left_while_its_sync_fails_is_written_again() -> None:
     store.checkpoint(ignored)
     disk.lose_unsynced()
     assert read(restarted(disk, "boot-2"), OWN, 1, 2) == ([1, 2], [])
-
-
-def test_what_a_failed_sync_dropped_is_written_again_also_by_the_next_process() -> None:
-    disk = SimulatedDisk()
-    store = opened(disk)
-    store.mirror(CARD, bundled(written_elsewhere()))
-    disk.faults.append(Fault("sync", path_part=".slot"))
-    with pytest.raises(OSError, match="Input/output"):
-        store.checkpoint(ignored)
-    restarted(disk).checkpoint(ignored)
-    disk.lose_unsynced()
-    store = restarted(disk, "boot-2")
-    assert store.held(WHEEL).missing == NO_SEQS
-    assert read(store, WHEEL, 1, 4) == ([1, 2, 3, 4], [])
 
 
 def test_what_cannot_be_written_again_after_a_failed_sync_is_reported_as_damaged() -> None:

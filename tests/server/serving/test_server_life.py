@@ -23,7 +23,6 @@ from delaywheel.storage.folder.node_file import load_node_state
 from delaywheel.storage.frames.format import Frame, decode_header
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.control import unregister_records
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.link import AskTopic, StopRequested
 from delaywheel_replica.server import serving
@@ -234,27 +233,6 @@ def test_a_server_whose_grpc_has_ended_ends_without_telling_its_cleaner(tmp_path
         assert StopRequested() not in server.cleaner.received
 
 
-def test_a_fence_is_durable_before_it_is_answered_and_ends_the_wheel(
-    server: ServerProcess,
-) -> None:
-    server.produce(row())
-    wait_until("a spare", lambda: state(server).spare is not None)
-    server.cleaner.fence("n1", 1)
-    answer = wait_until("the promise", lambda: server.cleaner.fenced("n1", 1))
-    assert (answer.applied, answer.is_complete(ONE)) == ({ONE: 1}, True)
-    assert state(server).fenced == {"n1": 1}
-    wait_until("the spare is open", lambda: state(server).open == TWO)
-    server.wait_accepting()
-    (result,) = server.produce(row())
-    assert result.handle.startswith("n1.2:")
-    # A promise about another node's wheels is kept as well, for ever the highest.
-    server.cleaner.fence("n9", 4)
-    assert wait_until("the promise", lambda: server.cleaner.fenced("n9", 4)).applied == {}
-    server.cleaner.fence("n9", 3)
-    assert wait_until("the same", lambda: server.cleaner.fenced("n9", 3)).fence.upto == 4
-    assert state(server).fenced == {"n1": 1, "n9": 4}
-
-
 def test_below_the_floor_everything_goes(server: ServerProcess) -> None:
     due = now_ms() + 20_000
     server.produce(row(due_ms=due), row(due_ms=due + 60_000))
@@ -287,94 +265,6 @@ def test_below_the_floor_everything_goes(server: ServerProcess) -> None:
     assert [row.slot for row in rows] == [due // 1000 + 60]
 
 
-def test_a_wheel_that_is_unregistered_is_deleted(server: ServerProcess) -> None:
-    due = now_ms() + 20_000
-    server.produce(row(due_ms=due))
-    server.kill()
-    server.start()
-    wait_until("closed", lambda: server.cleaner.state.wheels[ONE].closed_at == 1)
-    folder = server.data / "wheels" / "n1.1"
-    wait_until("published", lambda: len(published(server.data)) == 1)
-    server.cleaner.commit(lambda state: state.apply_all(unregister_records(state, ONE)))
-    server.cleaner.commit_progress(floor=due // 1000 + 1)
-    wait_until("deleted", lambda: not folder.exists())
-    wait_until("its rows too", lambda: not (server.data / "ledger" / "rows" / "n1.1").exists())
-    assert len(published(server.data)) == 1
-
-
-def test_the_spares_seal_moves_and_is_durable_when_reported(server: ServerProcess) -> None:
-    server.cleaner.passes_time = True
-    wait_until("a spare", lambda: state(server).spare is not None)
-
-    def reported() -> int | None:
-        heartbeat = server.cleaner.heartbeat()
-        spare = heartbeat.wheels.get(TWO) if heartbeat is not None else None
-        return spare.seal_slot if spare is not None and spare.seal_slot else None
-
-    first = wait_until("a seal", reported)
-    assert state(server).spare.seal_slot >= first
-    later = wait_until("it moves", lambda: (seal := reported()) and seal > first and seal)
-    assert state(server).spare.seal_slot >= later
-    assert later <= now_ms() // 1000 - 1
-
-
-def test_the_open_wheels_seal_is_reported_with_its_last_seq(server: ServerProcess) -> None:
-    server.produce(row())
-    server.cleaner.passes_time = True
-
-    def sealed() -> bool:
-        heartbeat = server.cleaner.heartbeat()
-        return (
-            heartbeat is not None
-            and heartbeat.wheels[ONE].seal_slot > 0
-            and heartbeat.wheels[ONE].seal_seq == 1
-        )
-
-    wait_until("a seal", sealed)
-
-
-def test_the_ledger_is_published_and_reported(server: ServerProcess) -> None:
-    ids = [os.urandom(16) for _ in range(20)]
-    for id_ in ids:
-        server.produce(row(id_))
-
-    def reported() -> bool:
-        heartbeat = server.cleaner.heartbeat()
-        return heartbeat is not None and heartbeat.wheels[ONE].ledger_seq == 20
-
-    wait_until("published", reported)
-    assert sorted(published(server.data)) == sorted(ids)
-    # Killed before the next seal: the rows are read from the frames by the next life.
-    more = os.urandom(16)
-    server.produce(row(more))
-    server.kill()
-    for file in (server.data / "ledger" / "rows").rglob("*.rows"):
-        file.unlink()
-    server.start()
-    wait_until("published", lambda: more in published(server.data))
-    assert sorted(published(server.data)) == sorted([*ids, more])
-
-
-def test_after_a_crash_of_the_machine_the_node_says_what_it_may_lack(
-    server: ServerProcess,
-) -> None:
-    server.produce(row())
-    server.kill()
-    _change_boot(server)
-    server.start(leads=False)
-    assert state(server).all_incomplete
-    assert state(server).boot_id != "another"
-    assert not server.describe().members[0].complete
-    # A restart does not forget it; the registry, and the end of each old wheel, heal it.
-    server.kill()
-    server.start(leads=False)
-    assert state(server).all_incomplete
-    server.kill()
-    server.start()
-    wait_until("complete", lambda: server.describe().members[0].complete)
-    assert (state(server).all_incomplete, state(server).incomplete) == (False, ())
-
-
 @pytest.mark.parametrize("noted", [True, False])
 def test_frames_of_a_closed_wheel_that_a_crash_of_the_machine_took_hold_up_nothing(
     server: ServerProcess, *, noted: bool
@@ -402,24 +292,10 @@ def test_frames_of_a_closed_wheel_that_a_crash_of_the_machine_took_hold_up_nothi
     wait_until("the books go on", lambda: _is_published(server, 3))
 
 
-def test_another_nodes_folder_is_refused_for_good(server: ServerProcess) -> None:
-    server.kill()
-    other = ServerProcess(server.data, node_id="n2")
-    with pytest.raises(AssertionError, match="78"):
-        other.start()
-    other.kill()
-
-
 def test_the_supervisors_end_ends_it(server: ServerProcess) -> None:
     os.close(server.life_write)
     server.life_write = -1
     assert server.process.wait(60) == 111
-
-
-def test_the_progress_that_is_committed_is_reported(server: ServerProcess) -> None:
-    server.cleaner.commit_progress(due_ms=5_000, seqs={ONE: 0})
-
-    wait_until("progress", lambda: server.describe().progress.due_ms == 5_000)
 
 
 def _change_boot(server: ServerProcess) -> None:
