@@ -151,11 +151,6 @@ class Toy:
         """How far it has counted, as a control reader sees it."""
         return int(self.kafka.live(NAMES.control).get(b"progress", b"0"))
 
-    def story(self) -> str:
-        """A short digest of all that happened: the same for the same seed."""
-        seen = [(entry.visible_us, entry.value) for entry in self.kafka.visible(TOPIC)]
-        return f"{self.scheduler.digest} {self.scheduler.events_run} {self.progress()} {seen}"
-
     def _live(self, node: str) -> None:
         process = self.scheduler.process(node)
         self._processes.append(process)
