@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import io
+import json
+import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_trace.search import indexes
+from delaywheel_trace.search.lookups import Lookups
 from support.clients.command import Command, Ended
 from support.clients.fake_service import abort, answer
 from support.clients.scripted_node import ScriptedNode
 from support.wheels.indexes import IndexMaker
 
 SENT_MS = 1_900_000_000_250
+
+
+class _Here(nullcontext["_Here"]):
+    """What the process of a search does, done here: to start it is most of what it computes."""
+
+    def __init__(self, *_: Any, **_streams: Any) -> None:
+        super().__init__(self)
+
+    def communicate(self, request: bytes, _timeout_s: float) -> tuple[bytes, bytes]:
+        said = io.StringIO()
+        with redirect_stdout(said):
+            Lookups(json.loads(request)).run()
+        return said.getvalue().encode(), b""
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        indexes,
+        "subprocess",
+        SimpleNamespace(Popen=_Here, PIPE=None, TimeoutExpired=subprocess.TimeoutExpired),
+    )
+
+
+@pytest.fixture
+def own_process(process: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """Searches have a process of their own, as users' have."""
+    monkeypatch.setattr(indexes, "subprocess", subprocess)
 
 
 class _PatientCommand(Command):

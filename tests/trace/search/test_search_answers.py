@@ -34,6 +34,7 @@ def asked(index: IndexMaker) -> tuple[str, ...]:
     return ("trace", OTHER, "--index", index.folder.uri)
 
 
+@pytest.mark.usefixtures("own_process")
 def test_nothing_known_of_what_would_be_known_is_exit_code_1(
     command: Command, node: ScriptedNode, index: IndexMaker, asked: tuple[str, ...]
 ) -> None:
@@ -203,6 +204,7 @@ SLOW = "import sys, time\nprint('{\"chunk\": 1}', flush=True)\ntime.sleep(600)"
 FAILING = "import sys\nsys.exit('MemoryError: no more')"
 
 
+@pytest.mark.usefixtures("own_process")
 @pytest.mark.parametrize(
     ("program", "said"),
     [
