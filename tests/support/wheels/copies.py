@@ -21,8 +21,9 @@ from sim.machine.disk import SimulatedDisk
 def recover_wheel(
     disk: Disk, data: Path, wheel: WheelId, *, os_crashed: bool, floor: int = 0
 ) -> Recovered:
-    """Recovers a wheel in one step."""
-    return finish(recovering(disk, data, wheel, os_crashed=os_crashed, floor=floor))
+    """Recovers a wheel in one step, as at a start."""
+    steps = recovering(disk, data, wheel, os_crashed=os_crashed, floor=floor, at_start=True)
+    return finish(steps)
 
 
 def count_again(dial: Dial, disk: Disk, data: Path, *, floor: int) -> None:

@@ -446,6 +446,27 @@ def test_segments_that_the_medium_lost_come_back(
     assert read_all(disk, DATA, wheel.wheel) == frames
 
 
+@pytest.mark.parametrize("dropped", [[2], [1, 2]])
+def test_the_last_segments_come_back_though_no_checkpoint_speaks_of_them(
+    monkeypatch: pytest.MonkeyPatch, dropped: list[int]
+) -> None:
+    small_segments(monkeypatch, 4)
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    frames = append(wheel, [message(0, slot=BASE_SLOT)])
+    wheel.checkpoint()
+    for number in range(1, 10):
+        frames |= append(wheel, [message(number, slot=BASE_SLOT + number)])
+    folder = layout.wheel_folder(DATA, wheel.wheel)
+    rows = [disk.content(layout.index_path(folder, segment)) for segment in range(3)]
+    for segment in dropped:
+        disk.delete(layout.index_path(folder, segment))
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+    assert recovered == Recovered(10, [], NO_SEQS)
+    assert [disk.content(layout.index_path(folder, segment)) for segment in range(3)] == rows
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
 @pytest.mark.parametrize("deleted", [0, 1])
 def test_a_segment_of_which_a_crash_kept_the_name_alone_makes_those_before_it_no_deleted_ones(
     monkeypatch: pytest.MonkeyPatch, deleted: int

@@ -114,7 +114,7 @@ class Copies:
         must_read = now_ms < since_ms + UNREADABLE_WAIT_MS
         try:
             # An earlier process may have met a failed sync, and died before it wrote all again.
-            yield from self._recovering(wheel, is_doubtful=True, must_read=must_read)
+            yield from self._recovering(wheel, is_doubtful=True, at_start=True, must_read=must_read)
         except OSError as error:
             if is_medium_error(error):
                 self._unreadable_since_ms[wheel] = since_ms
@@ -185,7 +185,12 @@ class Copies:
             _log.warning("wheel not counted", wheel=str(wheel), error=str(error))
 
     def _recovering(
-        self, wheel: WheelId, *, is_doubtful: bool = False, must_read: bool = False
+        self,
+        wheel: WheelId,
+        *,
+        is_doubtful: bool = False,
+        at_start: bool = False,
+        must_read: bool = False,
     ) -> Steps[MirrorWheel]:
         # An earlier process may have made it.
         self.disk.sync_folder(wheel_folder(self.data, wheel))
@@ -201,6 +206,7 @@ class Copies:
             os_crashed=os_crashed,
             may_be_cached=may_be_cached,
             floor=self.floor,
+            at_start=at_start,
             must_read=must_read,
         )
         if meta.boot != self.boot:  # not before: an interrupted start must do all of it again

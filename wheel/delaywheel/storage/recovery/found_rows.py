@@ -103,15 +103,19 @@ def _put(
         file.close()
 
 
-def lost_behind(disk: Disk, folder: Path, known: Checkpoint | None, end_seq: int) -> int | None:
-    """Returns the seq behind which the medium has lost a segment, or a part; None if it has not.
+def lost_behind(
+    disk: Disk, folder: Path, known: Checkpoint | None, end_seq: int, *, at_start: bool
+) -> int | None:
+    """Returns the seq behind which the medium may have lost a segment, or a part; None: it has not.
 
-    Slot files without any segment may also be what a death before the first rows left: then nobody
-    was told of their frames, and it does no harm that they count.
+    Where the index is full to the end of a segment, or has none, the next one may be lost. Frames
+    behind it may also be what a death before their rows left: then nobody was told of them, and it
+    does no harm that they count.
 
     Args:
         known: The checkpoint; without one the first existing segment is the first.
         end_seq: The index must go this far.
+        at_start: What an earlier process wrote is not known.
     """
     lengths = dict(disk.list_sizes(folder))
     segments = list_segments(disk, folder)
@@ -124,7 +128,7 @@ def lost_behind(disk: Disk, folder: Path, known: Checkpoint | None, end_seq: int
         length = lengths.get(layout.index_path(folder, segment).name, 0)
         end = segment * ROWS_PER_SEGMENT + min(length, _SEGMENT_BYTES) // INDEX_ROW_LENGTH_BYTES
         needed = end_seq if segment == last else (segment + 1) * ROWS_PER_SEGMENT
-        if end < needed:
+        if end < needed or (at_start and end == (last + 1) * ROWS_PER_SEGMENT):
             return end
     return None
 

@@ -9,6 +9,8 @@ bytes behind a slot's last row   death before the rows   cut: they were never ac
 a slot file without any row      death before the rows   deleted, as above
 slot files, and no index at all  a bad medium, or death  all behind the last deleted segment
                                  before the first rows   is read again, and gets rows
+the same behind a full segment   a bad medium, or death  the same, behind that segment
+                                 before the rows
 a torn row at the index's end    death within the rows   cut, as above
 a frame without its row          crash of the machine    the row is written again
 a row without its frame          crash of the machine,   kept and reported: the frame may have
@@ -109,6 +111,7 @@ def recovering(
     os_crashed: bool,
     may_be_cached: bool = False,
     floor: int = 0,
+    at_start: bool = False,
     must_read: bool = False,
 ) -> Steps[Recovered]:
     """Makes a wheel's index and slot files agree; it must have no writer.
@@ -118,6 +121,7 @@ def recovering(
         may_be_cached: A process of this boot may have written it: what is read may lie in the page
             cache alone. Implied unless ``os_crashed``.
         floor: Slots below are finished; their deleted files are not damage.
+        at_start: An earlier process wrote it: its last segment may be missing.
         must_read: Do not conclude where the wheel ends from slot files that the medium does not
             return.
 
@@ -135,7 +139,7 @@ def recovering(
     known = checkpoint or Checkpoint(_first_seq(disk, folder) - 1, first_segment=None)
     # What was cut at the committed end is not lost.
     synced_seq = min(known.seq, known.seq if meta.final_seq is None else meta.final_seq)
-    lost_seq = lost_behind(disk, folder, checkpoint, synced_seq)
+    lost_seq = lost_behind(disk, folder, checkpoint, synced_seq, at_start=at_start)
     yield
     if os_crashed or checkpoint is None or lost_seq is not None:
         # A mirror's missing end is fetched; that of a wheel held only here is lost.
