@@ -179,6 +179,12 @@ def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_missing() -> Non
     assert knows_all(lost, reported("b", 7), {"c": reported("c", 8)})
 
 
+def test_who_has_read_of_no_wheel_yet_does_not_know_what_it_lacks() -> None:
+    own = replace(reported("a", 7), open=A2)
+    assert knows_all(ControlState(wheels={A1: wheel_record_of(closed_at=7)}), own, {})
+    assert not knows_all(ControlState(), replace(own, wheels={}), {})
+
+
 @pytest.mark.parametrize(
     ("number", "applied", "knows"),
     [(9, 5, True), (10, 5, False), (10, 0, True)],

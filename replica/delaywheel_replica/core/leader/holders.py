@@ -83,7 +83,8 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
     | not closed, fewer are heard | more than it can know |
     | not registered yet, as far as it has read, and some node has frames of it | the same |
 
-    A leader hears R members by today's settings; an older wheel may need more of them.
+    Who knows of no wheel has yet to read of the first one, or what an earlier life has read. A
+    leader hears R members by today's settings; an older wheel may need more of them.
 
     Args:
         state: What is committed: the wheels and what is lost.
@@ -91,11 +92,12 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
         heard: The newest heartbeats of the other nodes that are heard.
     """
     everyone = {**heard, own.node: own}
-    return all(
+    has_read = bool(state.wheels) and not any(_is_behind(state, each) for each in everyone.values())
+    return has_read and all(
         _knows(state, wheel, record, own, everyone)
         for wheel, record in state.wheels.items()
         if wheel != own.open
-    ) and not any(_is_behind(state, heartbeat) for heartbeat in everyone.values())
+    )
 
 
 def held_alone(

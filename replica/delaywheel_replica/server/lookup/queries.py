@@ -474,8 +474,8 @@ class Queries:
             status: The node's when the look began; None: it begins now.
         """
         cleaner = self._view.cleaner.status
-        if cleaner is None or cleaner.control_offset < 0:
-            return False  # which wheels there are is not known yet
+        if cleaner is None:
+            return False
         status = status or self._view.status()
         heard = heard_heartbeats(status, status.monotonic_ms)
         return knows_all(cleaner.control, status.heartbeat, heard)
