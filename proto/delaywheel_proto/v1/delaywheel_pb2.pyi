@@ -1576,7 +1576,7 @@ Global___SlotRow: _TypeAlias = SlotRow  # noqa: Y015
 
 @_typing.final
 class Silence(_message.Message):
-    """A member that was asked and gave no answer."""
+    """A member that gave no answer, or not all of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1631,7 +1631,9 @@ class ListSlotsResponse(_message.Message):
 
     @_builtins.property
     def silent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Silence]:
-        """Only with all_members: members without an answer. What only they hold is not counted."""
+        """Members that have not counted all: who still verifies wheels and, with all_members, who gave no
+        answer. What only these hold is not counted.
+        """
 
     def __init__(
         self,

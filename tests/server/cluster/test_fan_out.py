@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 from numpy.typing import NDArray
 
+from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -206,6 +207,17 @@ async def test_the_disk_is_looked_at_once_for_all_who_ask(
     asking._forget_details()
     await asking.describe(request, None)
     assert len(held.was_released) == 2
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+async def test_a_list_says_whose_wheels_are_not_verified_yet(
+    queries: Queries, *, of_all: bool
+) -> None:
+    status = server_status()
+    verifying = replace(status.heartbeat, verifying=frozenset({WheelId("c", 7)}))
+    queries._view = node_view(lambda: replace(status, heartbeat=verifying))
+    answer = await asking_of(queries).list_slots(pb.ListSlotsRequest(all_members=of_all), None)
+    assert ("a", "it has still to verify 1 wheel") in {(row.node, row.why) for row in answer.silent}
 
 
 async def test_who_has_others_asked_for_much_waits_for_itself(queries: Queries) -> None:

@@ -230,6 +230,19 @@ def test_a_page_ends_where_the_first_of_the_nodes_pages_does() -> None:
     assert (counted(answer), answer.next_slot) == ([(10, 1, 2)], 20)
 
 
+def test_who_has_not_counted_all_is_named() -> None:
+    own, other = slots("n1", (10, 1, 1)), slots("n2", (10, 2, 2))
+    own.silent.add(node="n1", why="verifies")
+    other.silent.add(node="n2", why="verifies too")
+    answer = slots_joined(own, {"n2": other, "n3": Silent("dead")}, 100)
+    assert {row.node: row.why for row in answer.silent} == {
+        "n1": "verifies",
+        "n2": "verifies too",
+        "n3": "dead",
+    }
+    assert counted(answer) == [(10, 2, 1)]
+
+
 def test_a_member_that_knows_no_sums_is_not_counted() -> None:
     own = slots("n1", (60, 2, 20))
     own.bucket_seconds = 60

@@ -72,7 +72,6 @@ class Site:
 
     Attributes:
         missing: so many frames of b.1 never came here.
-        has_read: the cleaner has read the control topic to its end.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class Site:
         self._cleaner = CleanerView()
         view = node_view(self._status, cleaner=self._cleaner)
         self.lost = NO_FRAMES
-        self.has_read = True
         self._opened: dict[WheelId, OriginWheel] = {}
         self.reschedules: dict[MessageKey, Reschedule] = {}
         self.history = ProgressHistory()
@@ -154,7 +152,6 @@ class Site:
             monotonic_ms=monotonic_ms(),
             wall_ms=0,
             role=Role.LEADING,
-            control_offset=7 if self.has_read else -1,
             wheels={A1: wheel_record_of("a"), B1: wheel_record_of("a", closed_at=closed_at)},
             lost=self.lost,
             reschedules=self.reschedules,
@@ -361,16 +358,6 @@ def test_absent_is_what_has_no_row_in_a_second_that_could_be_read(
 async def test_another_attempt_may_lie_elsewhere(site: Site) -> None:
     site.write(A1, sent(LATE_MS), sent(LATE_MS))
     assert await site.due_of(WheelId("c", 1)) == LATE_MS
-
-
-async def test_before_the_control_topic_was_read_a_node_does_not_know_what_it_lacks(
-    site: Site,
-) -> None:
-    """It knows of no wheel then, so all wheels that it knows of are here."""
-    site.has_read = False
-    assert not (await site.find(A1)).complete
-    site.has_read = True
-    assert (await site.find(A1)).complete
 
 
 async def test_what_this_node_lacks_may_be_what_is_meant(site: Site) -> None:

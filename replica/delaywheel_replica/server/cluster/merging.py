@@ -214,6 +214,7 @@ def slots_joined(
         else:
             answers[node] = other
     answer.counted_by.extend(answers)
+    answer.silent.extend(chain.from_iterable(each.silent for each in answers.values()))
     _join_progress(answer, answers.values())
     # Beyond the first page that ends, not all nodes have reported what there is.
     ends = [each.next_slot for each in answers.values() if each.HasField("next_slot")]

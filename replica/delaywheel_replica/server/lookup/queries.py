@@ -35,6 +35,7 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, known_due_ms
 from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.lookup.batches import is_half
 from delaywheel_replica.server.lookup.describe import wheels_of
 from delaywheel_replica.server.lookup.fates import Fates
@@ -435,6 +436,9 @@ class Queries:
             counted_by=[status.heartbeat.node],
             bucket_seconds=request.bucket_seconds,
         )
+        if verifying := status.heartbeat.verifying:
+            why = f"it has still to verify {counted(len(verifying), 'wheel')}"
+            answer.silent.add(node=answer.node, why=why)
         if len(rows) > limit:
             answer.next_slot = int(rows[limit]["slot"])
         return answer
