@@ -593,6 +593,8 @@ class Checks:
         kind, _, rest = (log_entry.key or b"").decode().partition("/")
         if kind == "leader":
             self._marked(int(rest), log_entry.transaction)
+        elif kind == "ids":
+            self._left_out(before, log_entry.transaction)
         elif kind == "wheel" and log_entry.key != NEEDS_KEY.encode():
             self._wheel(before, WheelId.parse(rest))
         elif kind == "reschedule":
@@ -616,10 +618,24 @@ class Checks:
         some ids: with those it is fenced.
         """
         self._marks[index] = transaction
+        if index not in self.control.left_out.ids:
+            self._elect()
+
+    def _left_out(self, before: ControlState, transaction: Transaction) -> None:
+        """Notes that a process goes on without ids with which it led, and nobody has since."""
+        left = self.control.left_out.ids - before.left_out.ids
+        marks = [self._marks[index] for index in left if index in self._marks]
+        if all(
+            self._world.kafka.candidacy_of(mark) == self._elected and mark.node == transaction.node
+            for mark in marks
+        ):
+            self._elect()
+
+    def _elect(self) -> None:
         counted = set(range(IDS)) - self.control.left_out.ids
         tokens = {mark.token for each, mark in self.control.leaders.items() if each in counted}
-        if index in counted <= self._marks.keys() and len(tokens) == 1:
-            self._elected = self._world.kafka.candidacy_of(transaction)
+        if counted and counted <= self._marks.keys() and len(tokens) == 1:
+            self._elected = self._world.kafka.candidacy_of(self._marks[min(counted)])
 
     def _check_epoch(self, transaction: Transaction) -> None:
         candidacy = self._world.kafka.candidacy_of(transaction)

@@ -10,7 +10,7 @@ from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.cleaner.server_row import ServerRow
-from delaywheel_replica.core.election.events import Effect, MarkReport
+from delaywheel_replica.core.election.events import Effect
 from delaywheel_replica.core.election.machine import MAX_SILENCE_MS, Election
 from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS, EndTimes
 from delaywheel_replica.core.leader import registration
@@ -29,17 +29,16 @@ from sim.mutants.mutant import Mutant, Patch, everywhere, instead, row
 
 
 def marks_one_id() -> list[Patch]:
-    marked = Election._marked
+    mark_with = Election._mark_with
 
-    def marked_once(self: Election, report: MarkReport) -> list[Effect]:
-        self._mark = self._config.ids - 1
-        return marked(self, report)
+    def mark_once(self: Election, first: int) -> list[Effect]:
+        return mark_with(self, self._config.ids if first else 0)
 
     def leader(self: ControlState, _ids: int, **_: object) -> Leader | None:
         mark = self.leaders.get(0)
         return None if mark is None else Leader(mark.node, mark.offset)
 
-    return [instead(Election, "_marked", marked_once), instead(ControlState, "leader", leader)]
+    return [instead(Election, "_mark_with", mark_once), instead(ControlState, "leader", leader)]
 
 
 def goes_on_without_reading() -> list[Patch]:
