@@ -300,14 +300,24 @@ def test_a_frame_that_this_node_lacks_for_a_moment_is_waited_for(server: ServerP
     def without(state: ControlState) -> ControlState:
         return replace(state, wheels={w: of for w, of in state.wheels.items() if w != away})
 
+    def comes_in_time() -> bool:
+        """Whether it comes while the node still waits, which it does for a second."""
+        server.cleaner.commit(with_another)
+        with ThreadPoolExecutor(1) as caller:
+            waiting = caller.submit(reschedule, server, handle, to_ms)
+            wait_until("it is asked", lambda: waiting.done() or is_waited_for(server))
+            server.cleaner.commit(without)
+            try:
+                return waiting.result().due_ms == to_ms
+            except grpc.RpcError as error:
+                if Reason.NOT_UP_TO_DATE.advice not in str(error):
+                    raise
+                return False
+
     server.cleaner.commit(with_another)
     try:
         refused(server, handle, Reason.NOT_UP_TO_DATE)
-        with ThreadPoolExecutor(1) as caller:
-            waiting = caller.submit(reschedule, server, handle, to_ms)
-            wait_until("it is asked", lambda: is_waited_for(server))
-            server.cleaner.commit(without)
-            assert waiting.result().due_ms == to_ms
+        wait_until("it comes in time", comes_in_time)
     finally:
         server.cleaner.commit(without)
 
