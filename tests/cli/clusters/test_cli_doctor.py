@@ -182,6 +182,15 @@ def test_no_secret_is_in_a_bundle(
         '{"event": "refused: password:\\n  s3cret\\nof node n1"}',
         "said 'password:\\r\\ns3cret' to n1",
         "Authorization:\n  Token s3cret",
+        "password for bob is s3cret",
+        "the password for user 'bob' at https://idp/x was: s3cret, it says",
+        "secret of the shop: s3cret",
+        "the token for topic orders is\ns3cret\nmore",
+        "ran with --password\ns3cret\n--verbose",
+        "args:\n  - --password\n  - s3cret\n",
+        '["--password", "s3cret"]',
+        '"--client-secret",\n  "a s3cret",',
+        '{"event": "ran\\n--password\\ns3cret\\nof node n1"}',
     ],
 )
 def test_secrets_in_odd_places_of_a_log_are_hidden(tmp_path: Path, line: str) -> None:
@@ -200,6 +209,10 @@ def test_secrets_in_odd_places_of_a_log_are_hidden(tmp_path: Path, line: str) ->
         'no token:\n{"event":"started"}',
         '{"event": "no token:\\nTraceback (most recent call last):"}',
         "no cookie:\nnode n1 started",
+        "the password for bob is required, the token for topic orders was refused",
+        "no password for bob: missing",
+        "give --token-file\n--verbose",
+        "sign in with a token for bob:\n2030-01-01 INFO started",
     ],
 )
 def test_harmless_lines_of_a_log_are_shown(tmp_path: Path, text: str) -> None:
@@ -209,7 +222,10 @@ def test_harmless_lines_of_a_log_are_shown(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["z", "-", "z.", "z-", "z:", "z://", "M\n", "z@", ": ", "token:\n", "token", "pass is a "],
+    [
+        *("z", "-", "z.", "z-", "z:", "z://", "M\n", "z@", ": ", "token:\n", "token"),
+        *("pass is a ", "pass for a "),
+    ],
 )
 def test_a_long_word_in_a_log_is_read_but_once(tmp_path: Path, part: str) -> None:
     """One of 20,000 characters took a minute: it was looked at from each of its places."""

@@ -32,6 +32,12 @@ _TELLING: Final = (
 )
 _NAMES: Final = re.compile(rf"(?i){_TELLING}|_KEY$|_SAS$|_DSN$")
 _NAME: Final = rf"(?:{_TELLING})[\w.-]{{0,64}}(?:\\?[\"'`])?"
+_OPTION: Final = rf"--?[\w-]{{0,64}}(?:{_TELLING})[\w-]{{0,64}}"
+_WHOSE: Final = r"(?:[ \t]+(?:for|of|at|on|in)(?:[ \t]+[^\s=]{0,63}[^\s:=]){1,6}?)?"
+_NEXT_LINE: Final = r"(?:[ \t]*(?:\r?\n|\\{1,8}[rn])){1,3}[ \t]*"
+_ALONE: Final = (
+    r"(\\?\"[^\n]*\"|'[^\n]*'|\S+)(?=[ \t,]{0,64}(?:\r?$|\\{1,8}[rn]|[\"'](?:[\s,}]|$)))"
+)
 _VALUE: Final = (
     r"(\\\"(?:[^\"\\\n]|\\[^\"\n])*\\\"|b?\"(?:[^\"\\\n]|\\.)*\"|b?'(?:[^'\\\n]|\\.)*'"
     r"|[\"'][^\n]*|[^\s,;&}\]\"'\\)]+)"
@@ -68,28 +74,34 @@ _FORMS: Final = tuple(
         # name: and the value alone on the next line, which may be of a text within a text.
         (
             (
-                rf"(?im)({_NAME}[ \t]*(?:=>|[:=]|[ \t](?:is|was):?)[ \t]*[|>]?[+-]?"
-                r"(?:[ \t]*(?:\r?\n|\\{1,8}[rn])){1,3}[ \t]*)"
-                rf"(?![\[{{<]|\S{{0,64}}{_NAME}[:=])"
-                r"(\\?\"[^\n]*\"|'[^\n]*'|\S+)"
-                r"(?=[ \t,]{0,64}(?:\r?$|\\{1,8}[rn]|[\"'](?:[\s,}]|$)))"
+                rf"(?im)({_NAME}{_WHOSE}[ \t]*(?:=>|[:=]|[ \t](?:is|was):?)[ \t]*[|>]?[+-]?"
+                rf"{_NEXT_LINE})(?![\[{{<]|\S{{0,64}}{_NAME}[:=]){_ALONE}"
             ),
             _hidden,
         ),
-        # As programs write them: name=value, "name": "value", name 'value', --name value.
+        # Arguments, one a line, also of a list.
+        (
+            (
+                rf"(?im)((?:(?<![\w-])|(?<=\\[rn])){_OPTION}(?:\\?[\"'])?,?"
+                rf"{_NEXT_LINE}(?:-[ \t]+)?)(?!-){_ALONE}"
+            ),
+            _hidden,
+        ),
+        # As programs write them: name=value, "name": "value", name 'value', --name value, and
+        # "--name", "value".
         # What stands before a name may be long, and is not looked at from each of its places.
         (
             (
                 rf"(?i)({_NAME}[ \t]*(?:=>|[:=]|%3[Dd]|[ \t](?=[\"']))[ \t]*"
-                rf"|(?<!-)--?[\w-]{{,64}}(?:{_TELLING})[\w-]*[ \t]+){_VALUE}"
+                rf"|(?<!-){_OPTION}(?:[ \t]+|\\?[\"'],[ \t]*)){_VALUE}"
             ),
             _hidden,
         ),
-        # As people say it: name is value; but not what else is said of secrets.
+        # As people say it: name for user is value; but not what else is said of secrets.
         (
             (
-                rf"(?i)({_NAME}[ \t]+(?:is|was)(?:[ \t]+(?:now|set[ \t]+to))?"
-                r"(?:[ \t]*:[ \t]*|[ \t]+))"
+                rf"(?i)({_NAME}{_WHOSE}(?:[ \t]*[:=]|[ \t]+(?:is|was)"
+                r"(?:[ \t]+(?:now|set[ \t]+to))?(?:[ \t]*:|[ \t]))[ \t]*)"
                 r"(?!(?:not?|none|null|true|false|an?|the|too|(?:in)?valid|missing|present|wrong"
                 r"|(?:in)?correct|malformed|mandatory|required|needed|optional|empty|expired"
                 r"|(?:un)?known|(?:un)?set|used|taken|rejected|refused|revoked|of|for|in|from|by|now"
