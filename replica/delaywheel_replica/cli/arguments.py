@@ -40,7 +40,8 @@ def init(parser: Parser) -> None:
     parser.argument(
         "--dev-certs",
         action="store_true",
-        help="with certificates of nodes and of one caller: for development only, for 30 days",
+        help="with certificates of nodes and of one caller, who has a token for the page, too: for"
+        " development only, for 30 days",
     )
     parser.argument("--out", required=True, type=Path, metavar="DIR", help="a new or empty folder")
 

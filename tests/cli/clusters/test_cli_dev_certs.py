@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 import subprocess
+import sys
 import tomllib
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from cryptography import x509
@@ -19,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from local.loopback.kafka import KafkaBroker, free_ports
 from local.loopback.node import Node
 from support.clients.command import Command, Ended
+from support.clients.page_user import OF_THE_PAGE
 from support.kafka.read_committed import create_topic, read_all
 from support.services.service import wait_until
 
@@ -125,10 +131,36 @@ def test_one_of_another_authority_is_said_to_be_anothers(command: Command, tmp_p
 
 def test_their_owner_alone_may_read_keys_and_rights(command: Command, tmp_path: Path) -> None:
     assert written(command, tmp_path, NODES).code == 0
-    for pattern in ("*.key", "grants.toml", "profiles.toml"):
+    for pattern in ("*.key", "grants.toml", "profiles.toml", "tokens.toml", "operator.token"):
         found = [*tmp_path.rglob(pattern)]
         assert found
         assert {stat.S_IMODE(file.stat().st_mode) for file in found} == {0o600}
+
+
+def test_each_node_knows_the_token_of_the_page_and_each_trial_has_another(
+    command: Command, tmp_path: Path
+) -> None:
+    tokens = set()
+    for folder in ("shop", "other"):
+        ended = written(command, tmp_path / folder, NODES)
+        file = tmp_path / folder / "operator.token"
+        assert f"the token in {file}\n" in ended.out
+        token = file.read_text().strip()
+        tokens.add(token)
+        for node in HOSTS:
+            known = tomllib.loads((tmp_path / folder / node / "tokens.toml").read_text())
+            assert known == {sha256(token.encode()).hexdigest(): "operator"}
+    assert len(tokens) == 2
+
+
+def test_no_node_has_the_name_of_the_caller(command: Command, tmp_path: Path) -> None:
+    """Its certificate would be the caller's, who may do more."""
+    for nodes in ("operator", "n1=operator"):
+        ended = written(command, tmp_path / "shop", nodes)
+        assert ended.code == 2
+        assert "operator is the name of the caller" in ended.err
+        assert not (tmp_path / "shop").exists()
+    assert written(command, tmp_path / "shop", "operator=10.0.0.1").code == 0
 
 
 def test_their_owner_alone_may_exchange_them(command: Command, tmp_path: Path) -> None:
@@ -187,7 +219,41 @@ def test_nodes_start_with_it_and_take_the_callers_messages(
             where = ("--profile", cluster_id, "--server", f"{host}:{ports[name]}")
             wait_until(f"{name} takes a message", taken(command, topic, name, *where))
         found = read_all(kafka.address, topic, at_least=3)
+        nodes = ",".join(f"{host}:{ports[name]}" for name, host in HOSTS.items())
+        with page("--profile", cluster_id, "--server", nodes) as address:
+            token = (out / "operator.token").read_text().strip()
+            assert signed_in(address, token) == 200
+            assert signed_in(address, token[::-1]) == 401
+            who = Request(f"{address}api/v1/DelayWheel/WhoAmI", b"{}")
+            who.add_header("Authorization", f"Bearer {token}")
+            with urlopen(who, timeout=60) as answered:
+                told = json.load(answered)
+    assert told["principal"] == "token:operator"
+    (grant,) = told["grants"]
+    assert {*grant["may"]} == {"produce", "change", "inspect", "read", "operate"}
     assert {message.value() for message in found} == {name.encode() for name in HOSTS}
+
+
+@contextmanager
+def page(*words: str) -> Iterator[str]:
+    """The address of a page, started as the docs say, on any free port."""
+    started = [sys.executable, "-m", "delaywheel_replica.cli.app", "web", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen([*started, *words], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+def signed_in(address: str, token: str) -> int:
+    """The status of signing in."""
+    shown = json.dumps({"token": token}).encode()
+    try:
+        with urlopen(Request(f"{address}api/v1/session", shown, OF_THE_PAGE), timeout=60) as done:
+            return int(done.status)
+    except HTTPError as error:
+        return error.code
 
 
 def taken(command: Command, *words: str) -> Callable[[], bool]:

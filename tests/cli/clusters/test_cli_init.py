@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -111,6 +113,35 @@ def test_nothing_is_overwritten(command: Command, tmp_path: Path) -> None:
         assert ended.err.startswith(("error: FILES_EXIST: ", "error: NOT_WRITTEN: "))
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["mine"]
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_the_current_folder_is_not_replaced(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose shell is in it would be nowhere."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for out in (".", str(tmp_path / "here")):
+        ended = command("init", *AWAY, *THREE, "--out", out)
+        assert ended.code == 1
+        assert "is in use, and is not replaced: name a new folder, such as " in ended.err
+    assert not [*Path().iterdir()]
+    assert command("init", *AWAY, *THREE, "--out", "shop").code == 0
+
+
+def test_sigterm_leaves_nothing_behind(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def ended(*_: object) -> None:
+        assert [*tmp_path.glob(".*")]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("delaywheel_replica.cli.doing.init.command.load", ended)
+    assert command("init", *AWAY, *THREE, "--out", str(tmp_path / "shop")).code == 143
+    assert not [*tmp_path.glob(".*"), *tmp_path.glob("shop")]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_rights_in_kafka_are_those_in_the_docs(command: Command, tmp_path: Path) -> None:

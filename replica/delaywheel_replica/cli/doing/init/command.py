@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import errno
 import re
+import signal
+import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -20,7 +23,9 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.cli.doing.checking.items import CheckLevel
 from delaywheel_replica.cli.doing.checking.kafka import kafka_items
 from delaywheel_replica.cli.doing.init.files import (
+    CALLER,
     PRIVATE,
+    SIGN_IN,
     closing,
     development_files,
     settings_files,
@@ -55,6 +60,11 @@ def init(
             " written, and by who wrote them; a unit's node is another user"
         )
     hosts = _hosts(cluster, nodes)
+    if dev_certs and CALLER in hosts.values():
+        raise usage(
+            f"--nodes {nodes}: {CALLER} is the name of the caller whom --dev-certs lets in, and"
+            " would be a node's as well: give that node another host"
+        )
     at, ends = out.absolute(), datetime.now(UTC) + _DEVELOPMENT
     files = settings_files(kafka, cluster, hosts, systemd=systemd, closed=at if dev_certs else None)
     if dev_certs:
@@ -68,6 +78,7 @@ def init(
             " of these keys, and nobody else, for that of the authority is kept nowhere"
         )
         say("next: how nodes start with it, and who calls them, is in docs/SECURITY.md")
+        say(f"page: delaywheel web --profile {cluster}, and the token in {out / SIGN_IN}")
     else:
         say("next: what of it goes where on each machine is in docs/INSTALL.md")
     for item in kafka_items(config, ()):
@@ -78,9 +89,14 @@ def init(
 def _write(files: Mapping[str, str], hosts: Iterable[str], out: Path, *, closed: bool) -> Config:
     """Writes all files, or none; returns the settings of one of the nodes."""
     disk = PosixDisk()
+    if out.is_dir() and out.samefile("."):  # whose shell is in it would be nowhere
+        raise _in_use(out)
     try:
         beside = next(folder for folder in out.absolute().parents if disk.exists(folder))
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=beside) as scratch:
+        with (
+            _ended_by_sigterm(),
+            tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=beside) as scratch,
+        ):
             made = Path(scratch) / "made"
             made.mkdir(0o700 if closed else 0o777)
             for name, text in files.items():
@@ -99,8 +115,25 @@ def _write(files: Mapping[str, str], hosts: Iterable[str], out: Path, *, closed:
         if error.errno in _OCCUPIED:  # nothing takes the place of a file, or of a full folder
             text = f"{out} is no empty folder: name one, or a new one"
             raise CommandFailure("FILES_EXIST", text) from error
+        if error.errno == errno.EBUSY:  # where something is mounted, say
+            raise _in_use(out) from error
         raise CommandFailure("NOT_WRITTEN", f"{out}: {error.strerror or error}") from error
     return config
+
+
+def _in_use(out: Path) -> CommandFailure:
+    text = f"{out} is in use, and is not replaced: name a new folder, such as {out / 'new'}"
+    return CommandFailure("NOT_WRITTEN", text)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Meanwhile SIGTERM is raised as an exception: the folder that is half-written is removed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _hosts(cluster: str, nodes: str) -> dict[str, str]:

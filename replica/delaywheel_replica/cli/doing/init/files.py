@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from collections.abc import Mapping
 from datetime import datetime
+from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -18,11 +20,16 @@ _CLOSING: Final[Mapping[str, str]] = {
     "tls_key": "tls/tls.key",
     "tls_client_ca": "tls/ca.crt",
     "grants": "grants.toml",
+    "tokens": "tokens.toml",
 }
-PRIVATE: Final = (".key", "grants.toml", "profiles.toml")
+SIGN_IN: Final = "operator.token"
+"""The file of a token, by which a caller signs in at the page."""
+PRIVATE: Final = (".key", "grants.toml", "profiles.toml", "tokens.toml", SIGN_IN)
 """Ends of the names of files that their owner alone may read."""
-CALLER: Final = "operator.tls"
-"""The folder of a caller's certificate. No node has a name with a dot."""
+CALLER: Final = "operator"
+"""The host that a caller's certificate names, and the name of its token."""
+_CALLER_TLS: Final = f"{CALLER}.tls"
+"""The folder of that certificate. No node has a name with a dot."""
 _NODE: Final = """\
 # Node {node} of cluster {cluster}. What is not here has its default: docs/SETTINGS.md has all
 # settings, and `delaywheel config show --config FILE` their values.
@@ -61,6 +68,11 @@ topics = ["*"]                           # name yours
 [[grant]]
 who = ["dns:operator"]                   # name yours
 may = ["inspect", "read", "operate"]
+"""
+_TOKEN_GRANT: Final = f"""
+[[grant]]
+who = ["token:{CALLER}"]                 # who signs in at the page
+may = ["produce", "change", "inspect", "read", "operate"]
 """
 _KAFKA: Final = """\
 #!/bin/sh
@@ -139,20 +151,28 @@ def closing(folder: Path) -> list[tuple[str, str]]:
 
 
 def _security(closed: Path | None) -> str:
-    given = closing(closed or Path("/etc/delaywheel"))
-    rows = [f"{name} = {toml(value)}" for name, value in given]
-    return "\n".join([_CLOSED, *rows] if closed else [_OPEN, *(f"#{row}" for row in rows)])
+    if closed:
+        return "\n".join([_CLOSED, *(f"{name} = {toml(value)}" for name, value in closing(closed))])
+    # Tokens are no need, and their file is not written.
+    given = [each for each in closing(Path("/etc/delaywheel")) if each[0] != "tokens"]
+    return "\n".join([_OPEN, *(f"#{name} = {toml(value)}" for name, value in given)])
 
 
 def development_files(
     cluster: str, hosts: Mapping[str, str], out: Path, ends: datetime
 ) -> dict[str, str]:
-    """Returns certificates of the nodes and of one caller, and that caller's profile."""
-    holders = {f"{node}/tls": host for node, host in hosts.items()} | {CALLER: "operator"}
+    """Returns certificates of the nodes and of one caller, that caller's profile, and its token."""
+    holders = {f"{node}/tls": host for node, host in hosts.items()} | {_CALLER_TLS: CALLER}
     server = ",".join(f"{host}:7420" for host in hosts.values())
     rows = [
-        f"{name} = {toml(str(out / CALLER / file))}"
+        f"{name} = {toml(str(out / _CALLER_TLS / file))}"
         for name, file in {"tls_ca": "ca.crt", "tls_cert": "tls.crt", "tls_key": "tls.key"}.items()
     ]
     profile = "\n".join([f"[{cluster}]", f"server = {toml(server)}", *rows, ""])
-    return certificates(holders, ends) | {"profiles.toml": profile}
+    token = secrets.token_hex(32)
+    known = f"{sha256(token.encode()).hexdigest()} = {toml(CALLER)}\n"
+    files = {"profiles.toml": profile, SIGN_IN: f"{token}\n"}
+    for node in hosts:
+        files[f"{node}/tokens.toml"] = known
+        files[f"{node}/grants.toml"] = _GRANTS + _TOKEN_GRANT
+    return certificates(holders, ends) | files
