@@ -193,7 +193,9 @@ class Server:
             has_left=self._store.state.open is None,
         )
         self._driver = Driver(_member_config(config), self._store, self._outside)
-        self._view = NodeView(self._driver, self._outside)
+        self._view = NodeView(
+            self._driver.status, lambda: self._driver.in_sync, self._outside.peers
+        )
         self._halves_refusals = HalvesRefusals(self._view, are_wanted=config.takes_halves)
         self._same_access = SameAccess(lambda: self._access.digest, self._view.peers)
         self._pulse = Pulse(self._view.in_sync)

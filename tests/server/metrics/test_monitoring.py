@@ -36,7 +36,6 @@ from delaywheel.storage.writing.dial import Dial
 from delaywheel_replica.config_sources import ConfigError
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server import http_port
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.http_connections import CONNECTIONS_AT_MOST, HttpConnections
@@ -52,7 +51,6 @@ from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.node.same_access import SameAccess
 from support.peers.authority import Authority
 from support.server.server_process import config_for
-from support.server.views import FakeNetwork
 from support.server.well import cleaner_status, server_status
 from support.wheels.messages import columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
@@ -66,7 +64,6 @@ class Node:
 
     data: Path
     refused: Refusal | None = None
-    in_sync: frozenset[str] = frozenset("a")
     cleaner: CleanerView = field(default_factory=CleanerView)
     counts: NodeCounts = field(default_factory=NodeCounts)
     address: str = ""
@@ -75,11 +72,8 @@ class Node:
         self.disk = PosixDisk()
         self.dial = Dial(self.disk, self.data, 10)
 
-    def status(self) -> ServerStatus:
-        return server_status()
-
     def monitoring(self, listen: str | None = "127.0.0.1:0") -> Monitoring:
-        view = NodeView(self, FakeNetwork(dict), self.cleaner)
+        view = NodeView(server_status, lambda: frozenset("a"), dict, self.cleaner)
         config = config_for(self.data, metrics_listen=listen)
         sources = Sources(
             config=config,

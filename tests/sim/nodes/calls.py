@@ -92,12 +92,21 @@ class Calls:
         self.loop = SimLoop(
             server.process, server.node.clock, run=server.run, spawn=server.spawn_thread
         )
-        self._view = NodeView(server.driver, _Peers(server))
+        self._view = NodeView(server.driver.status, lambda: server.driver.in_sync, self._peers)
         self._history = ProgressHistory()
         self._changed: asyncio.Future[None] = self.loop.create_future()
         with self.loop.entered():
             self._writing = Writing(server.driver)
             self._build()
+
+    def _peers(self) -> Mapping[str, PeerState]:
+        """The state of the connection to each."""
+        own = self._server.node.name
+        return {
+            node.name: PeerState(Connection.CONNECTED, 0, node.name, client_address=node.name)
+            for node in self._server.world.living()
+            if node.name != own
+        }
 
     def start(self) -> None:
         """Begins to work."""
@@ -268,22 +277,6 @@ class Calls:
     def _open_wheel(self) -> WheelId | None:
         open_wheel = self._server.store.wheel
         return None if open_wheel is None else open_wheel.wheel
-
-
-class _Peers:
-    """The other nodes: each is called by its name."""
-
-    def __init__(self, server: SimServer) -> None:
-        self._server = server
-
-    def peers(self) -> Mapping[str, PeerState]:
-        """The state of the connection to each."""
-        own = self._server.node.name
-        return {
-            node.name: PeerState(Connection.CONNECTED, 0, node.name, client_address=node.name)
-            for node in self._server.world.living()
-            if node.name != own
-        }
 
 
 class _CallsToNodes(CallsToNodes):

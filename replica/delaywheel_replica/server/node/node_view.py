@@ -1,12 +1,12 @@
 """What the parts of the server know of the node, and of the cleaner's status."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from delaywheel.storage.folder.status_file import RowReader
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
@@ -68,49 +68,21 @@ class CleanerView:
         return status if status is not None and status.role is Role.LEADING else None
 
 
-class Reporting(Protocol):
-    """The member machine, as far as other parts may look at it."""
-
-    def status(self) -> ServerStatus:
-        """Makes a new server status."""
-
-    @property
-    def in_sync(self) -> frozenset[str]:
-        """The members that the open wheel waits for; empty: none is open."""
-
-
-class Connected(Protocol):
-    """The connections to the other nodes."""
-
-    def peers(self) -> Mapping[str, PeerState]:
-        """The state of the connection to each other node."""
-
-
+@dataclass(slots=True)
 class NodeView:
     """What the parts of the server know of the node.
 
     Attributes:
+        status: Makes a new server status.
+        in_sync: Returns the members that the open wheel waits for; empty: none is open.
+        peers: Returns the state of the connection to each other node.
         cleaner: Read by the event loop.
     """
 
-    def __init__(
-        self, member: Reporting, network: Connected, cleaner: CleanerView | None = None
-    ) -> None:
-        self._member = member
-        self._network = network
-        self.cleaner = cleaner or CleanerView()
-
-    def status(self) -> ServerStatus:
-        """Makes a new server status."""
-        return self._member.status()
-
-    def in_sync(self) -> frozenset[str]:
-        """The members that the open wheel waits for; empty: none is open."""
-        return self._member.in_sync
-
-    def peers(self) -> Mapping[str, PeerState]:
-        """The state of the connection to each other node."""
-        return self._network.peers()
+    status: Callable[[], ServerStatus]
+    in_sync: Callable[[], frozenset[str]]
+    peers: Callable[[], Mapping[str, PeerState]]
+    cleaner: CleanerView = field(default_factory=CleanerView)
 
 
 def heartbeats_heard(status: ServerStatus) -> dict[str, Heartbeat]:
