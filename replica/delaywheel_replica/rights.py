@@ -112,7 +112,6 @@ class _All(Rights):
 
 
 EVERYTHING: Final[Rights] = _All([Granted(frozenset(Right), (Pattern("*"),))])
-NOTHING: Final = Rights([])
 
 
 def withhold_names(answer: "pb.DescribeClusterResponse") -> None:

@@ -16,7 +16,8 @@ from delaywheel_replica.cleaner.due import loading, seconds
 from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due.reader import LOOK_AGAIN_MS, DueReader, Step
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.progress import Progress, violations
+from delaywheel_replica.core.protocol.progress import Progress
+from support.core.violations import violations
 from support.due.oracle import as_message, verdicts
 from support.due.wheels import Sent, Written, wheels_in_memory
 from support.due.whenever import Whenever

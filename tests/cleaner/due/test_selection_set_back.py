@@ -7,7 +7,8 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel_replica.cleaner.due.rows import MessageOutcome
-from delaywheel_replica.core.protocol.progress import Progress, violations
+from delaywheel_replica.core.protocol.progress import Progress
+from support.core.violations import violations
 from support.due.leader import SECOND, START_MS, Leader, message, numbers
 from support.due.wheels import Wheels
 

@@ -31,10 +31,11 @@ from delaywheel_replica.core.protocol.control import (
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
-from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress, violations
+from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
+from support.core.violations import violations
 from support.process.night import NIGHT
 
 A1, A2, A3 = WheelId("a", 1), WheelId("a", 2), WheelId("a", 3)

@@ -14,9 +14,9 @@ from delaywheel_replica.core.protocol.progress import (
     Progress,
     SetBackRefusal,
     first_progress,
-    violations,
 )
 from support.core.values import progresses
+from support.core.violations import violations
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 

@@ -16,7 +16,7 @@ from delaywheel_replica.core.leader.cancel import (
 )
 from delaywheel_replica.core.leader.closing import AnswersWanted, Close, closing, wheels_to_close
 from delaywheel_replica.core.leader.floor import FRAME_GATES
-from delaywheel_replica.core.leader.halves import HalfEnd, HalfRows, ends
+from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.leader.holders import takeable
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost
 from delaywheel_replica.core.leader.registration import MAX_WHEELS, Registered, register
@@ -40,6 +40,7 @@ from delaywheel_replica.core.protocol.progress import (
 )
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, VERDICTS, LibraryAnswer
+from support.core.half_ends import HalfEnd, ends
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
 ROOT = Path(__file__).parents[3]

@@ -18,13 +18,14 @@ from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.rights import Granted, Right, Rights
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.spending import TopicRoom
+from delaywheel_replica.server.intake.unpacking import outline_of
 from delaywheel_replica.server.intake.validate import (
     IntakeRules,
     RequestBatch,
+    decode_outlined,
     refuse_foreign_halves,
     refuse_without_room,
 )
-from delaywheel_replica.server.intake.validate import decode as decode_bytes
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 from support.wheels.messages import Message, columns_of, messages_of
 
@@ -44,7 +45,9 @@ ID = bytes(range(16))
 
 
 def decode(request: pb.DelayProduceRequest, rules: IntakeRules, *, now_ms: int) -> RequestBatch:
-    return decode_bytes(request.SerializeToString(), rules, now_ms=now_ms)
+    content = request.SerializeToString()
+    outline = outline_of(content, max_messages=rules.max_request_messages)
+    return decode_outlined(content, outline, rules, now_ms=now_ms)
 
 
 def row(**fields: Any) -> pb.DelayedMessage:

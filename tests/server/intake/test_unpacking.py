@@ -9,11 +9,23 @@ from hypothesis import strategies as st
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.intake.unpacking import outline_of
-from delaywheel_replica.server.intake.validate import REQUEST_HEADERS, IntakeRules, decode
+from delaywheel_replica.server.intake.validate import (
+    REQUEST_HEADERS,
+    IntakeRules,
+    RequestBatch,
+    decode_outlined,
+)
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 RULES = IntakeRules(7200, 120, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
 NOW_MS = 1_763_700_000_000
+
+
+def decode(request: bytes) -> RequestBatch:
+    outline = outline_of(request, max_messages=RULES.max_request_messages)
+    return decode_outlined(request, outline, RULES, now_ms=NOW_MS)
+
+
 EMPTY_ROW, EMPTY_HEADER = b"\x0a\x00", b"\x2a\x00"
 
 ROWS = st.builds(
@@ -49,7 +61,7 @@ def _varint(number: int) -> bytes:
 
 def reason_of(request: bytes) -> Reason | None:
     try:
-        decode(request, RULES, now_ms=NOW_MS)
+        decode(request)
     except RequestRefusedError as error:
         return error.refusal.reason
     return None
@@ -121,7 +133,7 @@ def test_a_message_of_very_many_headers_is_refused_alone() -> None:
     many = pb.DelayedMessage(topic="a", delay_ms=5, headers=[pb.Header(name="n")] * 10_001)
     few = pb.DelayedMessage(topic="a", delay_ms=5, headers=[pb.Header(name="n")] * 10_000)
     request = pb.DelayProduceRequest(messages=[many, few]).SerializeToString()
-    refusals = decode(request, RULES, now_ms=NOW_MS).refusals
+    refusals = decode(request).refusals
     assert {row: refusal.reason for row, refusal in refusals.items()} == {
         0: Reason.MESSAGE_TOO_LARGE
     }

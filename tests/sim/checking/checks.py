@@ -43,7 +43,7 @@ from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, OPENING, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
-from delaywheel_replica.core.protocol.progress import Progress, violations
+from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.mirrors import AHEAD_SECONDS
@@ -65,6 +65,7 @@ from sim.machine.clocks import EPOCH_MS, true_wall_ms
 from sim.machine.scheduler import US_PER_MS
 from sim.nodes.senders import SENDER
 from sim.nodes.waiting import GROUP_US, HELD_FILES
+from support.core.violations import violations
 
 if TYPE_CHECKING:
     from sim.nodes.node import SimNode

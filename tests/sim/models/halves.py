@@ -1,6 +1,6 @@
 """Models one half message: its sender, the rows that decide it, wheels that end, leaders in turn.
 
-The real `halves.ends` says what each transaction takes, by the real `Progress`; the real
+`half_ends.ends` says what each transaction takes, by the real `Progress`; the real
 `after_writing` says when a cancel is confirmed. All else is minimal: a wheel is a log of rows for
 the second of the half. A leader knows nothing but what is committed, so any step may be a new
 leader's first one; a step that is not committed leaves nothing behind. V moves over any number of
@@ -34,10 +34,12 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.leader import cancel, halves
+from delaywheel_replica.core.leader import cancel
 from delaywheel_replica.core.leader.cancel import CancelDecision, CancelView
-from delaywheel_replica.core.leader.halves import HalfEnd, HalfRows
+from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.protocol.progress import Done, Position, Progress
+from support.core import half_ends
+from support.core.half_ends import HalfEnd
 
 NAMES: Final = (WheelId("a", 1), WheelId("b", 1))
 DUE_MS: Final = 1
@@ -260,7 +262,7 @@ def _taken(before: State, after: State) -> tuple[tuple[HalfEnd, ...], set[Cancel
     """Returns the ends of what a step takes, and what a node may tell a cancel after it."""
     began, reached = _progress(before), _progress(after)
     lengths = before.loaded or tuple(len(wheel.rows) for wheel in before.wheels)
-    ends = halves.ends(_rows(before.wheels, lengths), began, reached)
+    ends = half_ends.ends(_rows(before.wheels, lengths), began, reached)
     rows = _rows(after.wheels, tuple(wheel.seq for wheel in after.wheels))
     view = CancelView(
         due_ms=DUE_MS,

@@ -185,7 +185,6 @@ cleaner_statuses = st.builds(
     limits=st.dictionaries(wheel_ids, seqs, max_size=2),
     prevote_request=st.none() | st.builds(PrevoteRequest, st.integers(1, 9), times_ms),
     stands=st.booleans(),
-    call_since_ms=st.none() | st.integers(0, 2**40),
     unreadable=frame_sets,
     lost=frame_sets,
     standstill=st.none() | st.builds(Standstill, st.integers(1, 2**40), st.text(max_size=8)),

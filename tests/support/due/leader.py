@@ -10,7 +10,8 @@ from typing import Self
 from delaywheel_replica.cleaner.due.reader import DueReader, Step
 from delaywheel_replica.cleaner.due.rows import Dropped, DueMessage
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.progress import Progress, violations
+from delaywheel_replica.core.protocol.progress import Progress
+from support.core.violations import violations
 from support.due.wheels import Sent, Wheels
 
 SECOND = 1_700_000_000

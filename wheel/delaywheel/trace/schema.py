@@ -25,15 +25,6 @@ class EventKind(StrEnum):
     """A consumer has committed what became of a record."""
 
 
-class AskedChange(StrEnum):
-    """What was asked for; the column `what` of a `CHANGED` event."""
-
-    CANCEL = "CANCEL"
-    RESCHEDULE = "RESCHEDULE"
-    COMMIT = "COMMIT"
-    ROLL_BACK = "ROLL_BACK"
-
-
 ACCEPTED: Final = "ACCEPTED"
 WRITTEN: Final = "WRITTEN"
 UNKNOWN: Final = "UNKNOWN"

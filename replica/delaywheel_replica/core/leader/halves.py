@@ -16,14 +16,7 @@ other copies it is a commit.
 
 A step leads from one progress to the next. A copy <= V is *done* if it is due by w (or was done
 ahead), or if a release <= V counts for it at once. A step takes the copies that are done after it
-and were not before. The first line that fits:
-
-| a copy that a step takes | ends as |
-|---|---|
-| another copy was done before, or comes first in this step | DUPLICATE |
-| a cancel is <= V' | CANCELLED |
-| a commit or release is <= V' | FORWARDED |
-| none of these | ASKED |
+and were not before; docs/PROTOCOL.md has what they end as.
 
 Of several copies in one step those that are released come first, then those first in position.
 Everything follows from w, V, V' and rows <= V', so any leader decides the same. Rows that come
@@ -36,7 +29,6 @@ its settings want halves, once every node is known to have a release that knows 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from delaywheel.record_headers import LONGEST_HOLD_MS
@@ -82,16 +74,6 @@ def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> li
     )
 
 
-class HalfEnd(StrEnum):
-    """What becomes of one copy of a half."""
-
-    FORWARDED = "forwarded"
-    CANCELLED = "cancelled"
-    ASKED = "asked"
-    """Its sender is asked; until it answers, the message is neither sent nor given up."""
-    DUPLICATE = "duplicate"
-
-
 @dataclass(frozen=True, slots=True)
 class HalfRows:
     """Where the rows of one half lie, all of them in the slot of its due.
@@ -122,30 +104,3 @@ def is_released(copy: Position, releases: Iterable[Position], progress: Progress
 def is_done(rows: HalfRows, copy: Position, progress: Progress) -> bool:
     """Whether this copy of a half has its end."""
     return progress.covers(rows.due_ms, copy) or is_released(copy, rows.releases, progress)
-
-
-def ends(rows: HalfRows, before: Progress, after: Progress) -> dict[Position, HalfEnd]:
-    """Returns the copies that a step takes, with their ends.
-
-    Args:
-        rows: All rows of the half that are <= V'; others may be among them.
-        before: The progress that the step begins with.
-        after: The progress that it leads to.
-    """
-    was_done = {copy for copy in rows.copies if is_done(rows, copy, before)}
-    taken = sorted(
-        (copy for copy in rows.copies - was_done if is_done(rows, copy, after)),
-        key=lambda copy: (not is_released(copy, rows.releases, after), copy),
-    )
-    found = dict.fromkeys(taken, HalfEnd.DUPLICATE)
-    if taken and not was_done:
-        found[taken[0]] = _end(rows, after)
-    return found
-
-
-def _end(rows: HalfRows, after: Progress) -> HalfEnd:
-    if after.counts(rows.cancels):
-        return HalfEnd.CANCELLED
-    if after.counts(rows.commits | rows.releases):
-        return HalfEnd.FORWARDED
-    return HalfEnd.ASKED

@@ -44,7 +44,6 @@ from delaywheel_replica.server.intake.unpacking import (
     ByteRange,
     Outline,
     has_more_fields,
-    outline_of,
 )
 from delaywheel_replica.server.node.naming import key_of
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
@@ -203,26 +202,16 @@ class RequestBatch:
             self.refusals[row if self._rows is None else int(self._rows[row])] = refusal
 
 
-def decode(request: bytes, rules: IntakeRules, *, now_ms: int) -> RequestBatch:
-    """Decodes and validates a DelayProduceRequest.
+def decode_outlined(
+    request: bytes, outline: Outline, rules: IntakeRules, *, now_ms: int
+) -> RequestBatch:
+    """Decodes and validates a DelayProduceRequest whose outline was parsed before.
 
     What Kafka knows of the topics is not checked here.
 
     Raises:
         RequestRefusedError: The request as a whole: REQUEST_MALFORMED, TOO_MANY_MESSAGES,
             REQUEST_TOO_LARGE.
-    """
-    outline = outline_of(request, max_messages=rules.max_request_messages)
-    return decode_outlined(request, outline, rules, now_ms=now_ms)
-
-
-def decode_outlined(
-    request: bytes, outline: Outline, rules: IntakeRules, *, now_ms: int
-) -> RequestBatch:
-    """Decodes and validates a request whose outline was parsed before.
-
-    Raises:
-        RequestRefusedError: As above.
     """
     if outline.refusal is not None:
         raise RequestRefusedError.of(outline.refusal)

@@ -7,13 +7,15 @@ from unittest.mock import patch
 import pytest
 
 from delaywheel_replica.core.leader import cancel, halves
-from delaywheel_replica.core.leader.halves import HalfEnd, HalfRows
+from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from sim.models.catalogue import HALVES, exhausted, name_of
 from sim.models.halves import HalvesModel
+from support.core import half_ends
+from support.core.half_ends import HalfEnd
 
 is_done = halves.is_done
-end = halves._end
+end = half_ends._end
 TWO_WHEELS = HalvesModel(cancels=0)
 CANCELLED_TOO = HalvesModel(says=1, ends=0)
 
@@ -70,11 +72,11 @@ def when_a_release_is_taken(
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], HalvesModel, str]] = {
     "a commit beats a cancel": (
-        halves, "_end", commit_beats_cancel, CANCELLED_TOO,
+        half_ends, "_end", commit_beats_cancel, CANCELLED_TOO,
         "it was delivered in spite of a confirmed cancel",
     ),
     "V' is ignored": (
-        halves, "_end", whatever_v_is, HalvesModel(says=1, ends=1),
+        half_ends, "_end", whatever_v_is, HalvesModel(says=1, ends=1),
         "a cancel was told that it is done, and it was not",
     ),
     "a released half is taken again at its due": (
@@ -89,10 +91,10 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], HalvesModel, str]] = {
         "it has two ends",
     ),
     "each copy has an end of its own": (
-        halves, "ends", each_copy_for_itself, TWO_WHEELS, "it has two ends",
+        half_ends, "ends", each_copy_for_itself, TWO_WHEELS, "it has two ends",
     ),
     "a release of another wheel counts": (
-        halves, "ends", when_a_release_is_taken, TWO_WHEELS,
+        half_ends, "ends", when_a_release_is_taken, TWO_WHEELS,
         "a cancel was told that it is done, and it was not",
     ),
     "a cancel is confirmed by w alone": (
