@@ -4,39 +4,12 @@ A cancel is a frame, seq c, in the wheel of the leader's node; it counts if c <=
 transaction that takes its message. So an answer is true only by a committed progress record, and
 once the frame is written, "too late" and "not found" are no longer true of anything.
 
-Before writing (`before_writing`), the first line that fits:
+`before_writing` says what is done first, `after_writing` what is answered, for each committed
+progress seen: docs/PROTOCOL.md has their tables, and tests compare them.
 
-| what is known | decision |
-|---|---|
-| this node does not lead, or its row is old | NO_LEADER |
-| its second lies below the floor: it is finished and deleted | TOO_LATE |
-| it was rescheduled | RESCHEDULED |
-| no copy, the node holds all that was acknowledged | NOT_FOUND |
-| no copy, it may lack some of it | UNKNOWN |
-| a cancel of it lies there | as after writing |
-| a copy is done, its second could be read | ALREADY_DELIVERED |
-| a copy is done, some of its second could not be read | UNKNOWN |
-| due within the next 100 ms | TOO_LATE |
-| a commit or release lies there: the half's sender may have heard COMMITTED | WAIT |
-| else | WRITE |
-
-After writing (`after_writing`), for each committed progress seen:
-
-| a cancel with c <= V | the message | decision |
-|---|---|---|
-| - | was rescheduled | RESCHEDULED |
-| yes | w < due, beyond all that was done ahead | CANCELLED |
-| yes | w < due, was not done ahead, its second could be read | CANCELLED |
-| yes | w < due, perhaps done ahead | UNKNOWN |
-| yes | w >= due, and one transaction took both: directly before, w < due | CANCELLED |
-| yes | w >= due otherwise | UNKNOWN |
-| no | done, its second could be read | ALREADY_DELIVERED |
-| no | done, some of its second could not be read | UNKNOWN |
-| no | not done | WAIT |
-
-One transaction took both if the progress that it began with is known (`directly_before`), and
-nothing due at that millisecond was done by then: a cancel with c <= V counts in the transaction
-that takes its message.
+One transaction took a message and its cancel if the progress that it began with is known
+(`directly_before`), and nothing due at that millisecond was done by then: a cancel with c <= V
+counts in the transaction that takes its message.
 
 CANCELLED and ALREADY_DELIVERED rest on a look that is `current`: when it began, the node held every
 frame up to V of the deciding progress. By any other look, and by one that finds the message no

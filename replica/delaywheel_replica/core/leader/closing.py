@@ -1,26 +1,13 @@
 """Fence, recover, close: how a wheel that is no longer written gets its end.
 
-A registered wheel is to be closed when one of these holds:
-
-| a wheel is | when |
-|---|---|
-| left | its node's newest heartbeat knows its number and uses it neither as open nor as spare |
-| replaced | its node has another storage by now |
-| silent | its node is heard by too few (core/leader/failure_detector.py) |
-| superseded | its node was given a later one with other members, or another W |
-
-Then its members promise to refuse that node's wheels up to X, and answer with what they hold. The
-greatest of enough answers is T, or V, or the committed limit, if one of those is greater. When
-enough members hold everything through T, the leader commits ``wheel/X closed at T``, and only what
-is committed counts. Until then it commits T as the wheel's limit, and then reports it: up to there,
-members that have fenced the wheel may accept it after all. What they accept in this way may be
-acknowledged; since no end is found below a committed limit, earlier answers stay good, however old.
-
-| answers of members | hold all through T | result |
-|---|---|---|
-| fewer than R complete, not all N | any | `AnswersWanted` |
-| R complete, or all N | fewer than W | `HoldersWanted(T)` |
-| R complete, or all N | W, or all that were not replaced; or T = 0 | `Close(T)` |
+A registered wheel is to be closed when it is left, replaced, silent or superseded: docs/PROTOCOL.md
+says when it is. Then its members promise to refuse that node's wheels up to X, and answer with what
+they hold. The greatest of enough answers is T, or V, or the committed limit, if one of those is
+greater. When enough members hold everything through T, the leader commits ``wheel/X closed at T``,
+and only what is committed counts. Until then it commits T as the wheel's limit, and then reports
+it: up to there, members that have fenced the wheel may accept it after all. What they accept in
+this way may be acknowledged; since no end is found below a committed limit, earlier answers stay
+good, however old.
 
 A member that was replaced is known to hold nothing, without being asked: it counts only towards
 "all N". Another storage that merely answers under a member's name counts for nothing: the member's

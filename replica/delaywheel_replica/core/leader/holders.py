@@ -4,12 +4,6 @@ Only frames that the leader's node holds and knows to be held by W members, or t
 committed end T, may enter V. A leader forwards nothing until it holds everything up to V: it could
 not distinguish what it is missing from a retry.
 
-| wheel | may be taken up to |
-|---|---|
-| not held here | nothing |
-| not closed | what is held here, and by W members: by their reports, any HW, or V |
-| closed at T | what is held here, and T |
-
 V <= T always: an end is never found below what was taken (core/leader/closing.py). "Held up to a
 seq" means every frame up to there; those that are committed as lost, or whose slots are finished,
 are not missing.

@@ -2,25 +2,8 @@
 
 One control record, `reschedule/<id>/<due>/<topic>`, decides. It is committed in a leader's
 transaction, so the message cannot be taken at its old due in between, and it states the other due.
-Until frames express the same, the record stands, and binds every leader:
-
-| state | (topic, id, due) | (topic, id, to) | next |
-|---|---|---|---|
-| pending | will be forwarded | is not there | decided; done; cancelled |
-| decided | is withdrawn by the record | is to be written by the leader | written; put off; lost |
-| put off | the same | has a later `to`; the one that passed is withdrawn | written; put off; lost |
-| lost | the same; reported as lost | is withdrawn as one that passed | settled |
-| written | is cancelled by a frame <= V, or this | will be forwarded: it is <= V | settled |
-| settled | the same; the record is gone | a message like any other | - |
-
-| it is | by a transaction |
-|---|---|
-| decided | that leaves w before both dues, while a copy at its due is <= V, and no cancel |
-| put off | that takes w past `to` while no copy for that is <= V |
-| written | with a copy for `to`, and a cancel at its due with its mark unless sealed, <= V |
-| lost | with its frame reported as lost, before it is written |
-| written, too | that takes w past `to`, a copy for that being <= V: that is forwarded |
-| settled | with the floor above every due that passed, or was sealed |
+Until frames express the same, the record stands, and binds every leader. docs/PROTOCOL.md has the
+states of a message, and the transactions that lead from one to the next.
 
 Never both: from the record on, the message is withdrawn at its due, first by the record and then by
 a cancel <= V; if several dues were given, all but the last are withdrawn, until no frame can arrive

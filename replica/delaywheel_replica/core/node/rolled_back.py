@@ -1,13 +1,8 @@
 """Whether a node's folder is an older copy of itself: a backup, or a snapshot that was put back.
 
 It has forgotten promises that it gave, wheels that it opened and frames that it acknowledged, and
-nothing in it says so. But others remember how often its node.json was saved:
-
-| what is known of a storage | the folder with it is |
-|---|---|
-| a peer's heartbeat: the most saves that it heard of | an older copy, if it has fewer |
-| `node/<id>`: the saves when it was given its last wheel | likewise |
-| a mirror has frames of its open wheel that it has not written | an older copy |
+nothing in it says so. But others remember how often its node.json was saved, and mirrors have the
+frames that it wrote: docs/PROTOCOL.md has what shows it.
 
 A save is reported only once the medium has it, so no crash takes back what others have heard. While
 a leader is heard there is one a second, of the spare's seal (core/wheels/own_wheels.py): so a copy

@@ -2,22 +2,9 @@
 
 Messages with the same topic, id and due are one, and what an earlier one leaves of a new one is
 decided at the due, when no sender listens any more. So a sender that may have used an id before
-asks for a look, and is told what is certain. The first line that fits:
-
-| what the answering node finds of these three, before it writes the new message | answer |
-|---|---|
-| it cannot look in time, or the second is finished | accepted, not checked |
-| no copy; this node holds all that was acknowledged | accepted, checked |
-| no copy; one may lie in what is not here, or cannot be read | accepted, not checked |
-| a copy, and a cancel that was decided: CANCELLED | refused, ID_CANCELLED |
-| copies, all of them read, none with the same contents | refused, ID_TAKEN |
-| copies, one of them unread, none of the others with the same contents | accepted, not checked |
-| one with the same contents; a cancel is undecided, or perhaps not here | accepted, not checked |
-| one with the same contents, otherwise | accepted, checked: it is the same message again |
-
-Contents are key, value, headers, partition and timestamp. A message that was rescheduled is
-delivered at its other due, so it counts as one that is pending. A cancel is decided as it is for
-who cancels (core/leader/cancel.py), by a scan that begins when the node holds every frame up to V.
+asks for a look, and is told what is certain. docs/PROTOCOL.md has the answers. A cancel is
+decided as it is for who cancels (core/leader/cancel.py), by a scan that begins when the node holds
+every frame up to V.
 
 So these hold:
 
