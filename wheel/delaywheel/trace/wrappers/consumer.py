@@ -15,7 +15,6 @@ What another consumer has got since is told by that one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -47,14 +46,9 @@ class TracedConsumer:
         self._consumer.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
+    def __exit__(self, *raised: object) -> bool | None:
         try:
-            return self._consumer.__exit__(kind, error, trace)
+            return self._consumer.__exit__(*raised)
         finally:
             self._trace.flush()
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import Any, Final, Self
 
 import uuid_utils
@@ -60,14 +59,9 @@ class TracedProducer:
         self._producer.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
+    def __exit__(self, *raised: object) -> bool | None:
         try:
-            return self._producer.__exit__(kind, error, trace)
+            return self._producer.__exit__(*raised)
         finally:
             self._end()
 

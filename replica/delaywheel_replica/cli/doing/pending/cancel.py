@@ -50,7 +50,7 @@ def cancel(
     if is_one:
         _cancel_one(handle, *named, as_json=as_json, server=server, timeout_s=timeout_s)
         return
-    many = _Many(wanted_of(**conditions), limit, server, timeout_s)
+    many = _Many(wanted_of(conditions), limit, server, timeout_s)
     if not yes or dry_run:
         found = many.ask_for_all(dry_run=True)
         if not as_json:

@@ -50,7 +50,7 @@ def export(
     *, cancel: Path | None, server: Nodes, timeout_s: float, **conditions: Unpack[Conditions]
 ) -> None:
     """Prints pending messages, or cancels those of an earlier export."""
-    wanted = wanted_of(**conditions)
+    wanted = wanted_of(conditions)
     if cancel is None:
         _list(wanted, server, timeout_s)
         return

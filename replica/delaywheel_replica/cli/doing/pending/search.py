@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 from delaywheel.client.searching import FilterOptions, filter_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -33,29 +33,18 @@ class Conditions(TypedDict):
     due_to: datetime | None
 
 
-def wanted_of(
-    *,
-    topic: str | None,
-    key: str | None,
-    header: tuple[str, bytes | None] | None,
-    message_id: bytes | None,
-    due_from: datetime | None,
-    due_to: datetime | None,
-) -> pb.Filter:
-    """Returns the conditions on the command line."""
-    options = FilterOptions()
-    if key is not None:
-        options["key"] = bytes_given(key)
-    if message_id is not None:
-        options["id"] = message_id
-    if header is not None:
-        name, value = header
-        options["header"] = name if value is None else (name, value)
-    if due_from is not None:
-        options["due_from"] = due_from
-    if due_to is not None:
-        options["due_to"] = due_to
-    return filter_of(topic, options)
+def wanted_of(said: Conditions) -> pb.Filter:
+    """Returns the filter for the conditions on the command line."""
+    key, header = said["key"], said["header"]
+    given = {
+        "key": None if key is None else bytes_given(key),
+        "id": said["message_id"],
+        "header": header[0] if header is not None and header[1] is None else header,
+        "due_from": said["due_from"],
+        "due_to": said["due_to"],
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    return filter_of(said["topic"], cast("FilterOptions", options))
 
 
 def add_looked(whole: pb.Looked, page: pb.Looked) -> None:
@@ -126,7 +115,7 @@ def search(
     **conditions: Unpack[Conditions],
 ) -> None:
     """Lists pending messages, page after page up to the limit."""
-    asked = wanted_of(**conditions)
+    asked = wanted_of(conditions)
     looking = Looking(pb.SearchRequest(filter=asked, with_content=with_content), server, timeout_s)
     shown = looking.messages(limit)
     if as_ndjson:
