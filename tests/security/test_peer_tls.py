@@ -27,6 +27,7 @@ from delaywheel_replica.core.protocol.messages import (
     Vote,
     WheelCard,
 )
+from delaywheel_replica.peers import encryption
 from delaywheel_replica.peers.encryption import Cipher, Contexts, PeerSecurity, PeerTls
 from delaywheel_replica.peers.outbox import Outbox
 from delaywheel_replica.peers.sockets import Channel
@@ -301,7 +302,7 @@ def test_a_certificate_that_no_other_node_would_accept_is_refused_at_the_start(
 
 
 def test_streams_are_opened_anew_and_what_was_revoked_ends(
-    good: Authority, other: Authority
+    good: Authority, other: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that trusts another authority by now refuses a peer that it is connected with."""
     files = good.sign("node", "127.0.0.1")
@@ -311,8 +312,8 @@ def test_streams_are_opened_anew_and_what_was_revoked_ends(
     def trusts(is_dialled: bool) -> ssl.SSLContext:
         return trusted[0](is_dialled)
 
-    one = PeerSecurity(REQUIRED, trusts, max_age_s=4)
-    another = PeerSecurity(REQUIRED, before, max_age_s=4)
+    monkeypatch.setattr(encryption, "MAX_AGE_S", 4)
+    one, another = PeerSecurity(REQUIRED, trusts), PeerSecurity(REQUIRED, before)
     with two(one, another) as (a, b):
         a.wait_connected("n2")
         b.wait_connected("n1")

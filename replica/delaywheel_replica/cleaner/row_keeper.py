@@ -11,8 +11,8 @@
 | the main thread | the row is written | by |
 |---|---|---|
 | runs | as above | the main thread |
-| waits for a transaction | every `STAMP_S`, the same with new times and `call_since_ms` | `stamp` |
-| reads what is due | every `STAMP_S`, the same with new times | `stamp` |
+| waits for a transaction | every `STAMP_S`, the same with new times | `stamp` |
+| reads what is due | likewise | `stamp` |
 | waits too long for its last commit to count, or reads for `READING_MS` | not any more | - |
 | waits for anything else | not any more | - |
 
@@ -206,11 +206,4 @@ class RowKeeper:
                 return
             if now_ms > waiting.until_ms:
                 return
-            self._put(
-                replace(
-                    last,
-                    monotonic_ms=now_ms,
-                    wall_ms=self._clock.wall_ms(),
-                    call_since_ms=waiting.since_ms,
-                )
-            )
+            self._put(replace(last, monotonic_ms=now_ms, wall_ms=self._clock.wall_ms()))

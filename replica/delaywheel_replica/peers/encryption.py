@@ -181,25 +181,21 @@ class Cipher:
 class PeerSecurity:
     """Decides which connections of peers are encrypted, and whose certificates are accepted."""
 
-    def __init__(
-        self, mode: PeerTls, contexts: Contexts | None, *, max_age_s: float = MAX_AGE_S
-    ) -> None:
+    def __init__(self, mode: PeerTls, contexts: Contexts | None) -> None:
         """Begins without connections.
 
         Args:
             mode: Whether nodes speak TLS.
             contexts: What a handshake needs; None: TLS is off.
-            max_age_s: How long an encrypted connection lasts.
         """
         self.mode: Final = mode
         self._contexts: Final = contexts
-        self._max_age_s: Final = max_age_s
 
     def ends_s(self, channel: Channel, *, is_dialled: bool) -> float:
         """Returns when this side has to end a new connection, by the monotonic clock."""
         if channel.cipher is None:
             return inf
-        age_s = self._max_age_s * (1 if is_dialled else random.uniform(0.5, 0.75))  # noqa: S311
+        age_s = MAX_AGE_S * (1 if is_dialled else random.uniform(0.5, 0.75))  # noqa: S311
         return time.monotonic() + min(age_s, channel.cipher.left_s)
 
     def dialled(self, dial: Callable[[], Channel], address: str) -> Channel:

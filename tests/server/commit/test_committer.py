@@ -10,6 +10,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.storage.files import slot_files
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.encode import encode_group
 from delaywheel.storage.frames.kinds import Kind
@@ -221,7 +222,7 @@ def test_a_full_second_refuses_its_messages_alone(
     node: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert node.store.wheel is not None
-    monkeypatch.setattr(node.store.wheel._slots, "_limit_bytes", 4_000)
+    monkeypatch.setattr(slot_files, "SLOT_FILE_LIMIT_BYTES", 4_000)
     big = [message(number, value=bytes(800)) for number in range(2)]
     for _ in range(2):
         node.produce(*big)

@@ -148,10 +148,14 @@ def test_a_place_that_is_slow_and_answers_is_well(
     assert failures == ["does not answer", None]
 
 
-def test_a_place_that_hangs_keeps_no_node_from_ending(bench: Bench, hanging: Event) -> None:
+def test_a_place_that_hangs_keeps_no_node_from_ending(
+    bench: Bench, hanging: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.write(message(1))
     bench.books.start()
-    bench.books.stop(patience_s=0.1)
+    with monkeypatch.context() as hasty:
+        hasty.setattr(publish, "_PATIENCE_S", 0.1)
+        bench.books.stop()
     assert not hanging.is_set()
     assert bench.published == {}
     hanging.set()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.storage.files import slot_files
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.slot_files import SlotFiles, SlotFull, list_slots
 from delaywheel.storage.files.slot_table import load_head
@@ -245,10 +246,12 @@ def test_a_full_disk_breaks_the_wheel_but_not_what_it_holds() -> None:
     assert read_all(disk, DATA, wheel.wheel) == kept
 
 
-def test_a_full_slot_is_refused_before_anything_is_written() -> None:
+def test_a_full_slot_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
-    wheel._slots = SlotFiles(wheel._folder, HandleCache(disk, 4), limit_bytes=2000)
+    monkeypatch.setattr(slot_files, "SLOT_FILE_LIMIT_BYTES", 2000)
     slot_file = layout.slot_path(wheel._folder, BASE_SLOT + 1)
     group = [message(), message(1, slot=BASE_SLOT + 1, value=bytes(300))]
     append(wheel, group)

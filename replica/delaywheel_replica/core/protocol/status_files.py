@@ -216,8 +216,6 @@ class CleanerStatus:
             this node leads.
         prevote_request: Set while it asks for votes.
         stands: It is a candidate, and Kafka has answered it.
-        call_since_ms: Since when, by the monotonic clock, it has waited for a transaction to end;
-            None: it does not, or not for long.
         unreadable: Frames that it could not read.
         lost: Frames that are committed as lost.
         ingress_slot: While this node leads, the seals of its wheels must not pass this slot,
@@ -262,7 +260,6 @@ class CleanerStatus:
     limits: Mapping[WheelId, Natural] = field(default_factory=dict)
     prevote_request: PrevoteRequest | None = None
     stands: bool = False
-    call_since_ms: int | None = None
     unreadable: FrameSet = NO_FRAMES
     lost: FrameSet = NO_FRAMES
     ingress_slot: Natural | None = None

@@ -203,15 +203,13 @@ class Books:
         """Starts the thread."""
         self._thread.start()
 
-    def stop(self, *, patience_s: float = _PATIENCE_S) -> None:
+    def stop(self) -> None:
         """Publishes a last time if the place responds, then ends the thread.
 
-        Args:
-            patience_s: How long to wait for that. If the place hangs, the thread ends with the
-                process, which loses and duplicates nothing.
+        If the place hangs, the thread ends with the process, which loses and duplicates nothing.
         """
         self._ended.set()
-        self._thread.join(patience_s)
+        self._thread.join(_PATIENCE_S)
         if self._thread.is_alive():
             _log.warning(
                 "the ledger's place does not answer: not waited for", place=self._state.place

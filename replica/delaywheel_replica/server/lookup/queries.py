@@ -53,8 +53,6 @@ _SLOTS_AT_MOST: Final = 10_000
 _DUES_NAMED: Final = 5
 _UNREAD_AT_ONCE: Final = 16
 """Seconds that a turn reads as a whole, some milliseconds each."""
-_FRAMES_AT_ONCE: Final = 64
-"""Messages of which a turn reads the frames."""
 _IDS_AT_ONCE: Final = 4_096
 _NOT_DONE: Final = frozenset(
     {pb.MESSAGE_STATE_PENDING, pb.MESSAGE_STATE_HELD, pb.MESSAGE_STATE_COMMITTED}
@@ -183,7 +181,6 @@ class Queries:
         references: Sequence[Reference],
         sharer: Hashable,
         look: Callable[[Sequence[Reference]], _Made],
-        most: int = _IDS_AT_ONCE,
     ) -> AsyncIterator[tuple[Sequence[int], _Made]]:
         """Looks for messages by second, no more in a turn than may be there at once.
 
@@ -191,7 +188,6 @@ class Queries:
             references: The messages.
             sharer: Whose turns these are.
             look: Looks for some of them, on the thread.
-            most: How many in one turn.
 
         Yields:
             The numbers of some messages, and what was found of these.
@@ -199,7 +195,7 @@ class Queries:
         rows = sorted(range(len(references)), key=lambda row: references[row].slot)
         while rows:
             unread, count = set[int](), 0
-            for row in rows[:most]:
+            for row in rows[:_IDS_AT_ONCE]:
                 slot = references[row].slot
                 if slot not in self._scanner.ids:
                     unread.add(slot)

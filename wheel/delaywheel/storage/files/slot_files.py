@@ -107,13 +107,11 @@ class SlotFiles:
         folder: Path,
         handles: HandleCache,
         *,
-        limit_bytes: int = SLOT_FILE_LIMIT_BYTES,
         keeps_open: bool = False,
     ) -> None:
         """Opens nothing yet.
 
         Args:
-            limit_bytes: No slot file grows beyond this.
             keeps_open: Keep the announcements' file open, for a wheel that is written all the time.
         """
         self._folder = folder
@@ -122,7 +120,6 @@ class SlotFiles:
         self._handles = handles
         self._owner = handles.new_owner()
         self._many_files = handles.disk.many_files(folder)
-        self._limit_bytes = limit_bytes
         # Ends of slots that were appended to: such a wheel began with no slot at all.
         self._ends = _Ends()
         self._unsynced = Unsynced()
@@ -147,7 +144,7 @@ class SlotFiles:
         # Behind those of its slot in the same group, too.
         before = begins - np.maximum.accumulate(np.where(is_first, begins, 0))
         offsets = self._ends.of(slots) + before
-        full = offsets + (edges[1:] - begins) > self._limit_bytes
+        full = offsets + (edges[1:] - begins) > SLOT_FILE_LIMIT_BYTES
         if full.any():
             raise SlotFull(int(slots[full.argmax()]))
         return offsets
@@ -158,7 +155,7 @@ class SlotFiles:
         for slot, (begin, stop) in zip(slots, pairwise(edges), strict=True):
             offset = end if slot == slot_before else self._ends.of_one(slot)
             slot_before, end = slot, offset + stop - begin
-            if end > self._limit_bytes:
+            if end > SLOT_FILE_LIMIT_BYTES:
                 raise SlotFull(slot)
             offsets.append(offset)
         return offsets

@@ -111,7 +111,6 @@ class CancelLook:
         budget: Budget,
         *,
         lost: Callable[[WheelId], SeqSet] = lambda _: NO_SEQS,
-        on_damaged: Callable[[WheelId, int], object] = lambda _wheel, _seq: None,
     ) -> bool:
         """Continues reading.
 
@@ -120,7 +119,6 @@ class CancelLook:
             limits: The wheels to read, each up to a seq.
             budget: How much may be read; it is reduced by what was read.
             lost: The frames of a wheel that no node can read any more.
-            on_damaged: Called with a frame that cannot be read: wheel and seq.
 
         Returns:
             Whether everything was read that may hold such a row; False if something is unreadable.
@@ -130,10 +128,9 @@ class CancelLook:
             reader, up_to_seq, given_up = readers[wheel], limits[wheel], lost(wheel)
             if reader.may_have_holes(up_to_seq, given_up):
                 for seq in reader.holes(up_to_seq, given_up):
-                    on_damaged(wheel, seq)
                     is_whole, up_to_seq = False, min(up_to_seq, seq - 1)
             if self._read.get(wheel, 0) < up_to_seq:
-                is_whole &= self._read_on(reader, up_to_seq, budget, given_up, on_damaged)
+                is_whole &= self._read_on(reader, up_to_seq, budget, given_up)
         return is_whole
 
     def _read_on(
@@ -142,7 +139,6 @@ class CancelLook:
         up_to_seq: int,
         budget: Budget,
         lost: SeqSet,
-        on_damaged: Callable[[WheelId, int], object],
     ) -> bool:
         """Continues with one wheel; returns whether it was read up to this seq."""
         wheel, before = reader.wheel, self._read.get(reader.wheel, 0)
@@ -152,7 +148,6 @@ class CancelLook:
             if isinstance(frame, DamagedFrame):
                 if frame.seq in lost:
                     continue
-                on_damaged(wheel, frame.seq)
                 # What cannot be placed comes last: frames after it are read again once it can be.
                 self._read[wheel] = min(self._read.get(wheel, before), frame.seq - 1)
                 return False
