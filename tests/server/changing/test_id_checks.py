@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -54,6 +54,7 @@ class Site:
         held: how far the node holds it.
         looks: how many ids were looked up at once.
         stuck: the thread of lookups is busy until this is set.
+        stuck_for: with this one's.
     """
 
     found: Found | Exception = field(default_factory=Found)
@@ -63,6 +64,7 @@ class Site:
     is_finished: bool = False
     looks: list[int] = field(default_factory=list)
     stuck: asyncio.Event | None = None
+    stuck_for: Hashable = ""
     counts: NodeCounts = field(default_factory=NodeCounts)
 
     def __post_init__(self) -> None:
@@ -92,9 +94,11 @@ class Site:
     def knows_all(self) -> bool:
         return isinstance(self.found, Found) and self.found.complete
 
-    async def are_absent(self, references: Sequence[Reference]) -> NDArray[np.bool_]:
+    async def are_absent(
+        self, references: Sequence[Reference], sharer: Hashable
+    ) -> NDArray[np.bool_]:
         self.looks.append(len(references))
-        if self.stuck is not None:
+        if self.stuck is not None and sharer == self.stuck_for:
             await self.stuck.wait()
         if isinstance(self.found, Exception):
             raise self.found
@@ -102,21 +106,25 @@ class Site:
         is_absent = not (found.copies or found.cancels) and found.readable
         return np.full(len(references), is_absent)
 
-    async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
+    async def find_many(
+        self, references: Sequence[Reference], _sharer: Hashable
+    ) -> list[Found | RequestRefusedError]:
         assert isinstance(self.found, Found)
         return [self.found] * len(references)
 
-    async def are_same(self, copies: Sequence[ComparedCopy]) -> list[bool | None]:
+    async def are_same(
+        self, copies: Sequence[ComparedCopy], _sharer: Hashable
+    ) -> list[bool | None]:
         stored = ((self.stored[copy.place], copy) for copy in copies)
         return [
             None if message is None else copy.columns.is_same(copy.row, columns_of([message]), 0)
             for message, copy in stored
         ]
 
-    async def outcome(self, *messages: Message) -> list[str]:
+    async def outcome(self, *messages: Message, sharer: Hashable = "") -> list[str]:
         """What is said of each message of a request."""
         batch = RequestBatch(columns_of(list(messages)), np.arange(len(messages)))
-        await self.checks.check(batch)
+        await self.checks.check(batch, sharer)
         said = dict.fromkeys(range(len(messages)), UNKNOWN)
         said |= dict.fromkeys(batch.checked, CHECKED)
         said |= {row: refusal.reason for row, refusal in batch.refusals.items()}
@@ -165,11 +173,11 @@ async def test_a_cancel_may_be_decided_while_a_message_waits() -> None:
 
     class Standby(Site):
         async def find_many(
-            self, references: Sequence[Reference]
+            self, references: Sequence[Reference], sharer: Hashable
         ) -> list[Found | RequestRefusedError]:
             progress = Progress(DUE_MS - 1_000, None, {OWN: 3})
             self.status = replace(self.status, progress=progress)
-            return await super().find_many(references)
+            return await super().find_many(references, sharer)
 
     site = Standby(copy(cancels=[CANCEL]), {COPY: NEW}, progress_seq=2)
     assert await site.outcome(NEW) == [Reason.ID_CANCELLED]
@@ -207,10 +215,26 @@ async def test_what_waits_too_long_is_not_known(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_checks, "WAITING_AT_MOST", 1)
+    monkeypatch.setattr(id_checks, "WAITING_AT_MOST", 4)
     site = Site()
-    assert await site.outcome(NEW, NEW) == [UNKNOWN] * 2
-    assert site.looks == []
+    assert await site.outcome(NEW, NEW, NEW) == [CHECKED, CHECKED, UNKNOWN]
+    assert site.looks == [2]
+
+
+async def test_who_has_many_ids_looked_for_takes_neither_turns_nor_room_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """20,000 of one principal's, in as many seconds, left everybody's unchecked."""
+    monkeypatch.setattr(id_checks, "WAITING_AT_MOST", 24)
+    site = Site(stuck=asyncio.Event(), stuck_for="many")
+    later = [replace(NEW, due_ms=DUE_MS + 1_000 * number) for number in range(24)]
+    many = asyncio.create_task(site.outcome(*later, sharer="many"))
+    await asyncio.sleep(0)
+    assert await site.outcome(NEW, sharer="another") == [CHECKED]
+    assert site.looks == [8, 1]
+    assert site.stuck is not None
+    site.stuck.set()
+    assert await many == [CHECKED] * 12 + [UNKNOWN] * 12
 
 
 async def test_a_disk_that_cannot_be_read_refuses_nothing() -> None:

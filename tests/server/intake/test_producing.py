@@ -105,16 +105,18 @@ class Site:
         monkeypatch.setattr(producing_module, "decode_outlined", decode)
         monkeypatch.setattr(RequestBatch, "accept", accept)
 
-    async def check_ids(self, batch: RequestBatch) -> None:
+    async def check_ids(self, batch: RequestBatch, _sharer: object) -> None:
         """The first that asks is refused, the second checked, and nothing known of the others."""
         rows = batch.to_check.tolist()
         self.checked.append(rows)
         batch.refuse(rows[:1], Refusal(Reason.ID_TAKEN))
         batch.checked += rows[1:2]
 
-    async def produce(self, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
+    async def produce(
+        self, request: pb.DelayProduceRequest, address: str = "caller"
+    ) -> pb.DelayProduceResponse:
         answer = await self.producing.one(
-            request.SerializeToString(), CallContext(ANYBODY, "caller")
+            request.SerializeToString(), CallContext(ANYBODY, address)
         )
         answer.end()
         return pb.DelayProduceResponse.FromString(answer.content)
@@ -196,6 +198,17 @@ async def test_much_work_is_done_on_a_thread(
     refused = known and len(request_.columns.topics) == 200
     assert len(site.written.columns[0]) == asked - refused
     assert len(response.columns.errors) == refused
+
+
+async def test_whoever_sends_many_large_requests_delays_others_by_one(site: Site) -> None:
+    goes_on = threading.Event()
+    busy = asyncio.create_task(site.producing._turns.take("", goes_on.wait))
+    sent = [asyncio.create_task(site.produce(columns(2_001), "many")) for _ in range(4)]
+    sent.append(asyncio.create_task(site.produce(columns(2_002), "another")))
+    await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(busy, *sent)
+    assert [len(each) for each in site.written.columns].index(2_002) <= 1
 
 
 async def test_ids_are_checked_where_that_is_asked_for(site: Site) -> None:

@@ -16,17 +16,19 @@ So these hold:
   What is under way at the same time, or was acknowledged by another node since its last heartbeat,
   is not seen, and is decided at the due.
 
-The thread of lookups gets a few seconds and ids at a time, with pauses between: cancels wait for no
-more than these. A message waits for `WAIT_S` at most; a second that took longer to read is in
-memory for those who ask next. A message that does not ask costs nothing.
+Sharers have looks of their own, each with what the sharer asked for meanwhile, and share the room
+for what waits. The thread of lookups gets a few seconds and ids at a time, in turns by sharer: so
+others' ids, and cancels, wait for no more than these. A message waits for `WAIT_S` at most; a
+second that took longer to read is in memory for those who ask next. A message that does not ask
+costs nothing.
 
 A cancel is answered by the leader's node some 100 ms before the others know what was committed. So
 a message with a cancel that is not decided is looked at again, for up to `CANCEL_WAIT_S`.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -39,6 +41,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE
 from delaywheel_replica.server.changing.pending import DecisionBasis
 from delaywheel_replica.server.intake.validate import RequestBatch
@@ -55,16 +58,14 @@ WAIT_S: Final = 0.25
 """How long a message waits for its look."""
 CANCEL_WAIT_S: Final = 1.0
 """How long in all, if there is a cancel of which this node does not know yet whether it counts."""
-WAITING_AT_MOST: Final = 20_000
-"""So many ids wait to be looked up; what comes beyond is not checked."""
+WAITING_AT_MOST: Final = 30_000
+"""So many ids wait to be looked up, a request's of each of two sharers; others are not checked."""
 
 _IDS_AT_ONCE: Final = 1_000
 _SECONDS_AT_ONCE: Final = 8
 """What the thread of lookups is given at once: cancels wait for no more."""
 AGAIN_S: Final = 0.05
-"""How long after a look the next one begins."""
-_PAUSE_MOST_S: Final = 0.01
-"""What comes between: as long as the look took, but no longer."""
+"""How long after a look what it left undecided is looked for again."""
 _READ_AT_ONCE: Final = 256
 _PREPARED_AT_ONCE: Final = 500
 """Messages of a request between which the event loop serves others: a millisecond of them."""
@@ -145,22 +146,25 @@ class IdChecks:
         self._queries = queries
         self._basis_of_look = basis_of_look
         self._counts = counts
-        self._waiting: list[_Waiting] = []
-        self._undecided: list[_Waiting] = []
-        self._looking: asyncio.Task[None] | None = None
+        self._room = SharedRoom(WAITING_AT_MOST)
+        self._waiting = defaultdict[Hashable, list[_Waiting]](list)  # by sharer
+        self._looking: dict[Hashable, asyncio.Task[None]] = {}
 
-    async def check(self, batch: RequestBatch) -> None:
-        """Refuses messages of a batch, and notes those that were checked."""
+    async def check(self, batch: RequestBatch, sharer: Hashable) -> None:
+        """Refuses messages of a sharer's batch, and notes those that were checked."""
         rows = [row for row in batch.to_check.tolist() if row not in batch.refusals]
         if not rows:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         checking = _Checking(batch.columns, done, len(rows))
         waiting = await _prepared(batch, rows, checking)
-        if len(self._waiting) + len(self._undecided) + len(rows) <= WAITING_AT_MOST:
-            self._waiting += waiting
-            if self._looking is None:
-                self._looking = asyncio.create_task(self._look())
+        del waiting[self._room.left(sharer) :]
+        if waiting:
+            checking.left = len(waiting)
+            self._room.take(sharer, len(waiting))
+            self._waiting[sharer] += waiting
+            if sharer not in self._looking:
+                self._looking[sharer] = asyncio.create_task(self._look(sharer))
             await checking.wait()
         for row, verdict in checking.verdicts.items():
             match verdict:
@@ -173,57 +177,61 @@ class IdChecks:
         refused = sum(row in batch.refusals for row in rows)
         self._counts.unchecked_ids += len(rows) - refused - len(batch.checked)
 
-    async def _look(self) -> None:
+    async def _look(self, sharer: Hashable) -> None:
+        undecided = list[_Waiting]()
         try:
-            while self._waiting or self._undecided:
-                if not self._waiting:
+            while self._waiting[sharer] or undecided:
+                if not self._waiting[sharer]:
                     await asyncio.sleep(AGAIN_S)
-                waiting = self._waiting + self._undecided
-                self._waiting, self._undecided = [], []
+                waiting, undecided = self._waiting.pop(sharer, []) + undecided, []
                 for part in _parts(waiting):
-                    wanted = [each for each in part if each.checking.columns is not None]
-                    if wanted:
-                        began_s = time.monotonic()
-                        await self._look_for(wanted)
-                        await asyncio.sleep(min(time.monotonic() - began_s, _PAUSE_MOST_S))
+                    left = await self._look_for(part, sharer)
+                    undecided += left
+                    self._room.give_back(sharer, len(part) - len(left))
         finally:
-            self._looking = None
+            del self._looking[sharer]
+            self._waiting.pop(sharer, None)
 
-    async def _look_for(self, wanted: Sequence[_Waiting]) -> None:
+    async def _look_for(self, part: Sequence[_Waiting], sharer: Hashable) -> list[_Waiting]:
+        """Settles messages that are still waited for; returns those that are not decided yet."""
+        wanted = [each for each in part if each.checking.columns is not None]
         try:
-            verdicts = await self._verdicts(wanted)
+            verdicts = await self._verdicts(wanted, sharer) if wanted else []
         except Exception as error:  # noqa: BLE001 - they are accepted, as without a look
             _log.warning("ids could not be looked up", ids=len(wanted), error=repr(error))
             verdicts = [IdVerdict.UNKNOWN] * len(wanted)
+        undecided = list[_Waiting]()
         for each, verdict in zip(wanted, verdicts, strict=True):
             if verdict is IdVerdict.UNDECIDED:
                 each.checking.is_undecided = True
-                self._undecided.append(each)
+                undecided.append(each)
             else:
                 each.settle(verdict)
+        return undecided
 
-    async def _verdicts(self, wanted: Sequence[_Waiting]) -> list[IdVerdict]:
+    async def _verdicts(self, wanted: Sequence[_Waiting], sharer: Hashable) -> list[IdVerdict]:
         basis = self._basis_of_look()
         is_new = IdVerdict.CHECKED if self._queries.knows_all() else IdVerdict.UNKNOWN
         # Nearly always an id is new: those are found together, without an object for each.
-        are_absent = await self._queries.are_absent([each.reference for each in wanted])
+        references = [each.reference for each in wanted]
+        are_absent = await self._queries.are_absent(references, sharer)
         verdicts, to_read = [is_new] * len(wanted), dict[int, Found]()
         numbers = np.flatnonzero(~are_absent).tolist()
-        found = await self._queries.find_many([wanted[number].reference for number in numbers])
+        found = await self._queries.find_many([references[number] for number in numbers], sharer)
         for count, (number, one) in enumerate(zip(numbers, found, strict=True)):
             if count % DECIDED_AT_ONCE == DECIDED_AT_ONCE - 1:
                 await asyncio.sleep(0)
             if isinstance(one, RequestRefusedError):
                 verdicts[number] = IdVerdict.UNKNOWN
                 continue
-            verdicts[number] = _verdict(basis, wanted[number].reference, one)
+            verdicts[number] = _verdict(basis, references[number], one)
             if one.copies and verdicts[number] is not IdVerdict.CANCELLED:
                 to_read[number] = one
-        for number, each in enumerate(wanted):
-            if self._queries.is_deleted(each.reference):
+        for number, reference in enumerate(references):
+            if self._queries.is_deleted(reference):
                 verdicts[number] = IdVerdict.UNKNOWN
                 to_read.pop(number, None)
-        same = await self._compared(wanted, to_read)
+        same = await self._compared(wanted, to_read, sharer)
         for number, is_same in same.items():
             if is_same is None and verdicts[number] is IdVerdict.CHECKED:
                 verdicts[number] = IdVerdict.UNKNOWN
@@ -232,7 +240,7 @@ class IdChecks:
         return verdicts
 
     async def _compared(
-        self, wanted: Sequence[_Waiting], found: dict[int, Found]
+        self, wanted: Sequence[_Waiting], found: dict[int, Found], sharer: Hashable
     ) -> dict[int, bool | None]:
         """Whether a copy of each message has its contents; None: not all copies were read."""
         same: dict[int, bool | None] = dict.fromkeys(found, False)
@@ -248,7 +256,7 @@ class IdChecks:
                 if columns is not None and not same[number]:
                     numbers.append(number)
                     copies.append(ComparedCopy(slot, place, columns, wanted[number].row))
-            read = await self._queries.are_same(copies)
+            read = await self._queries.are_same(copies, sharer)
             for number, is_same in zip(numbers, read, strict=True):
                 if is_same or (is_same is None and not same[number]):
                     same[number] = is_same

@@ -3,9 +3,9 @@
 A message's refusal is an error in its result; a request's refusal is the status of the call or, on
 a stream, an error in its response, so that the stream continues.
 
-Decoding and encoding that take more than some milliseconds are done on a thread: one for all
-callers, so that large requests wait only for each other. Small ones are not worth the hand-over: a
-pass of the loop does some of them (`LoopTime`).
+Decoding and encoding that take more than some milliseconds are done on a thread, in turns by
+sharer: so large requests wait only for each other, and for one of each other sharer. Small ones are
+not worth the hand-over: a pass of the loop does some of them (`LoopTime`).
 
 What is for topics that Kafka is asked about is a part of its own: the rest of the request is
 written before, and the answer waits for both.
@@ -15,8 +15,7 @@ them on must not keep them. Otherwise a waiting request would be in memory twice
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter_ns
@@ -48,6 +47,7 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import handle_of, key_of
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
+from delaywheel_replica.server.node.turns import Turns
 
 # How many requests of one stream may wait for their answers at the same time.
 _STREAM_WINDOW: Final = 256
@@ -76,7 +76,7 @@ class IntakeStages:
     writing: Writing
     counts: NodeCounts
     # Looks for earlier messages with the ids of those that ask for it; refuses, notes the checked.
-    check_ids: Callable[[RequestBatch], Awaitable[None]]
+    check_ids: Callable[[RequestBatch, Hashable], Awaitable[None]]
     audit: Audit = field(default_factory=Audit)
     # Returns what says how much more may be pending in a topic; None: no topic has a quota.
     topic_rooms: TopicRooms = no_quotas
@@ -125,12 +125,12 @@ class Producing:
 
     def __init__(self, stages: IntakeStages) -> None:
         self._stages = stages
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self._turns = Turns("decode")
         self._loop_time = LoopTime()
 
     def close(self) -> None:
         """Ends the thread."""
-        self._thread.shutdown(cancel_futures=True)
+        self._turns.close()
 
     async def one(self, request: bytes, call: CallContext) -> Answer:
         """Answers one request.
@@ -138,7 +138,7 @@ class Producing:
         Raises:
             RequestRefusedError: All of it is refused.
         """
-        outline = await self._outlined(request)
+        outline = await self._outlined(request, call.sharer)
         producing = self._produce(request, outline, call.origin, call.caller)
         del request
         return await producing
@@ -160,10 +160,10 @@ class Producing:
             reading.cancel()
             stream.abandon()
 
-    async def _outlined(self, request: bytes) -> Outline:
+    async def _outlined(self, request: bytes, sharer: Hashable) -> Outline:
         max_messages = self._stages.rules.max_request_messages
         return await self._done(
-            is_short(request), partial(outline_of, request, max_messages=max_messages)
+            is_short(request), sharer, partial(outline_of, request, max_messages=max_messages)
         )
 
     async def _produce(
@@ -181,6 +181,7 @@ class Producing:
             raise
         content = await self._done(
             len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS,
+            origin.sharer,
             partial(_row_results if outline.columns is None else _column_results, batch, wheel),
         )
         took_us = (perf_counter_ns() - began) // 1_000
@@ -196,20 +197,20 @@ class Producing:
             raise RequestRefusedError.of(refusal)
         caller.spend(outline.messages, len(request))
         with stages.admission.admit(origin, cost_bytes(request, outline.messages)) as ticket:
-            is_small = _is_small(request, outline)
+            is_small, sharer = _is_small(request, outline), origin.sharer
             decode = partial(self._decode, request, outline, caller, origin.address)
-            decoding = self._done(is_small, decode)
+            decoding = self._done(is_small, sharer, decode)
             del decode
             del request
             batch, parts = await decoding
             writes = list[tuple[RequestBatch, asyncio.Future[Committed]]]()
             for part, doubtful in parts:
                 if doubtful:
-                    unasked = await stages.topics.find_out(doubtful, origin.sharer)
-                    await self._done(is_small, partial(self._judge, part, unasked))
+                    unasked = await stages.topics.find_out(doubtful, sharer)
+                    await self._done(is_small, sharer, partial(self._judge, part, unasked))
                 if len(part.to_check):
-                    await stages.check_ids(part)
-                    await self._done(is_small, partial(self._accept, part))
+                    await stages.check_ids(part, sharer)
+                    await self._done(is_small, sharer, partial(self._accept, part))
                 if len(part.accepted):
                     answer = stages.writing.submit(part.accepted)
                     if part.halves:  # may be committed before this request is answered
@@ -296,11 +297,11 @@ class Producing:
             refuse_without_room(batch, room_in)
         batch.accept()
 
-    async def _done(self, is_small: bool, work: Callable[[], _Made]) -> _Made:
-        """Does some work here or, if it may take long, on the thread."""
+    async def _done(self, is_small: bool, sharer: Hashable, work: Callable[[], _Made]) -> _Made:
+        """Does some work here or, if it may take long, on the thread, when it is its turn."""
         if is_small:
             return await self._loop_time.do(work)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await self._turns.take(sharer, work)
 
     async def _read(self, context: StreamContext, stream: "_Stream") -> None:
         """Reads a stream, pausing while its window or the caller's bound is full.
@@ -313,7 +314,7 @@ class Producing:
         try:
             while isinstance(request := await context.read(), bytes):
                 await stream.window.acquire()
-                outline = await self._outlined(request)
+                outline = await self._outlined(request, origin.sharer)
                 await admission.wait_for_room(origin, cost_bytes(request, outline.messages))
                 stream.answers.put_nowait(
                     asyncio.create_task(self._produce_on_stream(request, outline, origin, caller))

@@ -9,7 +9,7 @@ index of ids yet, however many messages a call names.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,7 @@ from delaywheel_replica.server.node.turns import Turns
 _SLOTS_AT_MOST: Final = 10_000
 # How many of the messages that a handle may mean are named.
 _DUES_NAMED: Final = 5
-_UNREAD_AT_ONCE: Final = 16
+UNREAD_AT_ONCE: Final = 16
 """Seconds that a turn reads as a whole, some milliseconds each."""
 _IDS_AT_ONCE: Final = 4_096
 _NOT_DONE: Final = frozenset(
@@ -150,7 +150,9 @@ class Queries:
         """
         return [found for found, _ in await self._find(references, sharer, with_frames=False)]
 
-    async def are_absent(self, references: Sequence[Reference]) -> NDArray[np.bool_]:
+    async def are_absent(
+        self, references: Sequence[Reference], sharer: Hashable
+    ) -> NDArray[np.bool_]:
         """Which messages have no row here, as far as their seconds are not deleted."""
         scanner, absent = self._scanner, np.zeros(len(references), np.bool_)
 
@@ -158,18 +160,21 @@ class Queries:
             scope = self._scope()
             return scanner.are_absent(some, scope.limits, scope.lost)
 
-        async for rows, part in self._in_turns(references, "", look):
+        async for rows, part in self._in_turns(references, sharer, look):
             absent[rows] = part
         return absent
 
-    async def read_ahead(self, references: Sequence[Reference], sharer: Hashable) -> None:
-        """Reads the seconds of a call's messages that the index lacks.
-
-        Its messages are looked for with those of others next, which wait for no seconds of it.
-        """
+    def unread(self, references: Iterable[Reference]) -> list[Reference]:
+        """Returns one message of each second that the index lacks."""
         seconds = {each.slot: each for each in references if not self.is_deleted(each)}
-        unread = [each for slot, each in seconds.items() if slot not in self._scanner.ids]
-        if unread:
+        return [each for slot, each in seconds.items() if slot not in self._scanner.ids]
+
+    async def read_ahead(self, references: Iterable[Reference], sharer: Hashable) -> None:
+        """Reads the seconds of a sharer's messages that the index lacks.
+
+        They are looked for with those of others next, which wait for no seconds of theirs.
+        """
+        if unread := self.unread(references):
             await self._find(unread, sharer, with_frames=False)
 
     def is_deleted(self, reference: Reference) -> bool:
@@ -199,7 +204,7 @@ class Queries:
                 slot = references[row].slot
                 if slot not in self._scanner.ids:
                     unread.add(slot)
-                if len(unread) > _UNREAD_AT_ONCE:
+                if len(unread) > UNREAD_AT_ONCE:
                     break
                 count += 1
             some, rows = rows[:count], rows[count:]
@@ -298,9 +303,9 @@ class Queries:
 
         return await asyncio.get_running_loop().run_in_executor(self._copies, read)
 
-    async def are_same(self, copies: Sequence[ComparedCopy]) -> list[bool | None]:
+    async def are_same(self, copies: Sequence[ComparedCopy], sharer: Hashable) -> list[bool | None]:
         """Whether copies have the contents of messages; see `Scanner.are_same`."""
-        return await self._turns.take("", lambda: self._scanner.are_same(copies))
+        return await self._turns.take(sharer, lambda: self._scanner.are_same(copies))
 
     async def get_message(self, reference: Reference, sharer: Hashable = "") -> MessageAnswer:
         """Returns one message with its content.
