@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -16,11 +16,13 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel.storage.frames.columns import Columns
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
 from delaywheel_replica.core.protocol.progress import Done, Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.access.callers import A_NODE, CallContext
 from delaywheel_replica.server.changing import cancel_groups
 from delaywheel_replica.server.changing.awaited import (
     SWEPT_AT_LEAST,
@@ -29,6 +31,7 @@ from delaywheel_replica.server.changing.awaited import (
     within_s_of,
 )
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
+from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.pending import (
     Answered,
     Decided,
@@ -39,6 +42,7 @@ from delaywheel_replica.server.changing.pending import (
 )
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import ASKED_AT_MOST
+from delaywheel_replica.server.lookup.queries import UNREAD_AT_ONCE
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -69,6 +73,9 @@ class Site:
         is_current: looks find all that the progress accounts for.
         put_off: how often a look was not made, because it would not.
         refused: the rows of each group that are refused.
+        unread_ids: those in seconds that the index lacks.
+        read: how many were read ahead together, and for whom.
+        is_read: reading ahead waits for it.
         cancels: of each message, that lie there.
         records: of other dues.
     """
@@ -87,6 +94,9 @@ class Site:
     progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     counts: NodeCounts = field(default_factory=NodeCounts)
+    unread_ids: set[bytes] = field(default_factory=set)
+    read: list[tuple[int, object]] = field(default_factory=list)
+    is_read: asyncio.Event = field(default_factory=asyncio.Event)
     cancels: list[Position] = field(default_factory=list)
     records: dict[MessageKey, Reschedule] = field(default_factory=dict)
 
@@ -107,6 +117,17 @@ class Site:
     def basis_of_look(self) -> DecisionBasis:
         self.put_off += not self.is_current
         return self.basis()._replace(current=self.is_current)
+
+    def leader_address(self, _caller: object) -> None:
+        return None
+
+    def unread(self, references: Iterable[Reference]) -> list[Reference]:
+        return [each for each in references if each.id in self.unread_ids]
+
+    async def read_ahead(self, references: Sequence[Reference], sharer: object) -> None:
+        self.read.append((len(references), sharer))
+        await self.is_read.wait()
+        self.unread_ids -= {each.id for each in references}
 
     async def find_many(self, references: list[Reference]) -> list[Subject]:
         self.looked_up.append(len(references))
@@ -406,7 +427,7 @@ async def test_what_a_defect_leaves_in_the_table_is_answered_and_can_be_asked_fo
             else:
                 defect.setattr(DecisionBasis, "before_writing", broken)
             call = asyncio.create_task(groups.cancel([named(1)], 9))
-            await site.until(lambda: groups.kept == 1 and site.looked_up == [1])
+            await site.until(lambda: groups._pending and site.looked_up == [1])
             await site.until(lambda: site.written == [1] or where == "not written")
         site.changed.set()
         (answer,) = await call
@@ -493,7 +514,7 @@ async def test_nothing_is_done_for_callers_who_are_gone() -> None:
 async def test_too_many_are_refused_and_told_when_to_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cancel_groups, "QUEUED_AT_MOST", 6)
+    monkeypatch.setattr(cancel_groups, "KEPT_AT_MOST", 7)
     site = Site()
     async with site.serving() as groups:
         first = asyncio.create_task(groups.cancel([named(0)], 9))
@@ -542,7 +563,7 @@ async def test_who_has_much_looked_for_elsewhere_takes_none_of_others(*, is_know
 async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cancel_groups, "QUEUED_AT_MOST", 8)
+    monkeypatch.setattr(cancel_groups, "KEPT_AT_MOST", 10)
     monkeypatch.setattr(cancel_groups, "_BATCH", 2)
     site = Site()
     async with site.serving() as groups:
@@ -553,7 +574,7 @@ async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
             calls.append(asyncio.create_task(groups.cancel(some, 9, repeat("many"))))
         calls.append(asyncio.create_task(groups.cancel([named(1)], 9, repeat("another"))))
         await asyncio.sleep(0)
-        assert [groups._queued.left(sharer) for sharer in ("many", "another")] == [0, 1]
+        assert [groups._room.left(sharer) for sharer in ("many", "another")] == [0, 2]
         site.goes_on.set()
         await site.until(lambda: sum(site.written) == 6)
         site.reach(100)
@@ -561,6 +582,60 @@ async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
     assert site.looked_up[1:3] == [3, 2], "who names one message is in the next batch"
     assert results[-1] == cancelled()
     assert [isinstance(each, Refusal) for each in results[-2]] == [True, True]
+
+
+async def test_who_has_much_undecided_leaves_others_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no transaction ends, one principal's messages filled the table for everybody."""
+    monkeypatch.setattr(cancel_groups, "KEPT_AT_MOST", 8)
+    site = Site()
+    site.goes_on.set()
+    async with site.serving() as groups:
+        some = [named(n) for n in range(8)]
+        many = asyncio.create_task(groups.cancel(some, 9, repeat("many")))
+        await site.until(lambda: site.written)
+        another = asyncio.create_task(groups.cancel([named(9)], 9, repeat("another")))
+        await site.until(lambda: another.done() or sum(site.written) == 5)
+        site.reach(100)
+        assert await another == cancelled()
+        assert [isinstance(each, Refusal) for each in await many] == [False] * 4 + [True] * 4
+    assert groups.kept == 0
+
+
+async def test_who_has_seconds_read_ahead_delays_no_others_of_the_same_node() -> None:
+    """Nor are they read for a call that is over; who asks again goes on from there."""
+    site = Site()
+    site.goes_on.set()
+    site.unread_ids = {named(n).id for n in range(1, 40)}
+    request = pb.CancelRequest(sharers=[1] * 39 + [2], partly=True)
+    for number in (*range(1, 40), 99):
+        request.messages.add().id_and_due.CopyFrom(
+            pb.IdAndDue(id=named(number).id, due_ms=DUE_MS, topic="orders")
+        )
+    node = CallContext(A_NODE, "n2", 10)
+    async with site.serving() as groups:
+        cancels = Cancels(cast("Any", site), groups, cast("Any", None))
+        first = asyncio.create_task(cancels.cancel(request, node))
+        await site.until(lambda: site.written == [1])
+        site.reach(100)
+        *unread, known = [each.outcome for each in (await first).results]
+        assert ({*unread}, known) == ({0}, pb.CANCEL_OUTCOME_CANCELLED)
+        site.is_read.set()
+        await site.until(lambda: len(site.unread_ids) == 39 - UNREAD_AT_ONCE)
+        assert site.read == [(UNREAD_AT_ONCE, ("n2", 1))]
+        again = asyncio.create_task(cancels.cancel(request, node))
+        await site.until(lambda: sum(site.written) == 41)
+        site.reach(100)
+        assert {each.outcome for each in (await again).results} == {pb.CANCEL_OUTCOME_CANCELLED}
+    assert groups.kept == 0
+
+
+async def test_who_waits_for_seconds_in_vain_hears_that_nothing_was_written() -> None:
+    site = Site()
+    site.unread_ids = {named(1).id}
+    async with site.serving() as groups:
+        (answered,) = await groups.cancel([named(1)], 0.01)
+        assert isinstance(answered, Refusal)
+        assert answered.reason is Reason.BACKPRESSURE
 
 
 async def test_a_queue_that_does_not_move_takes_nothing_more(

@@ -101,8 +101,8 @@ class Site:
         wheels = {OWN: wheel_heartbeat(2), OTHERS: wheel_heartbeat(self.held)}
         return ServerStatus(heartbeat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
 
-    async def read_ahead(self, references: list[Reference], _: object) -> None:
-        pass
+    def unread(self, _references: list[Reference]) -> list[Reference]:
+        return []
 
     async def find_many(self, references: list[Reference], _: object = "") -> list[Found]:
         self.asked += references
@@ -220,7 +220,7 @@ async def test_what_is_deleted_while_it_is_looked_for_is_too_late_as_well(
     site.during.append(site.finish)
     if is_asked_only:
         named = Reference(site.due_ms // 1000, bytes(16), "orders", site.due_ms)
-        assert await site.finder().known([named]) == [Decided(CancelDecision.TOO_LATE)]
+        assert await site.finder().known([named], "one") == [Decided(CancelDecision.TOO_LATE)]
     else:
         assert await site.cancel() == pb.CANCEL_OUTCOME_TOO_LATE
 

@@ -322,10 +322,17 @@ def test_a_frame_that_this_node_lacks_for_a_moment_is_waited_for(server: ServerP
         server.cleaner.commit(without)
 
 
-def deciding(find: Callable[..., Any], decide: Callable[..., Any]) -> Reschedules:
+def deciding(
+    find: Callable[..., Any],
+    decide: Callable[..., Any],
+    read_ahead: Callable[..., Any] | None = None,
+) -> Reschedules:
     """Those of the leader's node, where messages are found and decided so."""
     finder = SimpleNamespace(
-        leader_address=lambda _: None, read_ahead=AsyncMock(), find=find, decide=decide
+        leader_address=lambda _: None,
+        read_ahead=read_ahead or AsyncMock(),
+        find=find,
+        decide=decide,
     )
     leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
     return Reschedules(
@@ -398,6 +405,28 @@ async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
     assert [each.error.reason for each in most] == [""] * 4 + [Reason.RESCHEDULES_BUSY] * 4
     assert other[0].outcome == pb.RESCHEDULE_OUTCOME_CANCELLED
     assert [*dict.fromkeys(sought)] == [1, 99, 2, 3, 4, 5]
+
+
+async def test_who_has_seconds_read_ahead_delays_no_others_of_the_same_node() -> None:
+    async def read_ahead(_: object, sharer: object) -> None:
+        if sharer != ("n2", 2):
+            await asyncio.Event().wait()
+
+    reference = Reference.of(MessageKey(bytes(16), in_ms(3_000), "t"))
+    reschedules = deciding(
+        find=AsyncMock(return_value=Subject(reference, reference, Found())),
+        decide=AsyncMock(return_value=Decided(CancelDecision.CANCELLED)),
+        read_ahead=read_ahead,
+    )
+    dues = [
+        pb.NewDue(message=named(f"n1.1:5:{number:032x}:t"), deliver_at_ms=in_ms(60_000))
+        for number in range(2)
+    ]
+    request = pb.RescheduleRequest(messages=dues, sharers=[1, 2], partly=True)
+    answer = await asyncio.wait_for(
+        reschedules.reschedule(request, CallContext(A_NODE, "n2", 10)), 9
+    )
+    assert [each.outcome for each in answer.results] == [0, pb.RESCHEDULE_OUTCOME_CANCELLED]
 
 
 async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:

@@ -2,6 +2,7 @@
 
 | a message to be cancelled is | until | then |
 |---|---|---|
+| read ahead | its second is in the index of ids | queued; dropped, if its caller has left |
 | queued | the batch before it was looked up | taken; dropped, if no caller waits for it any more |
 | taken | it is looked up, with all of its batch | answered; to be written; waits |
 | to be written | W members hold the cancels of its group | waits; refused |
@@ -21,10 +22,11 @@ asked before the look began (`LaterCall`).
 A defect midway leaves nothing here for ever: what a call has named is queued whatever happens next,
 and what was asked for more than `LEFT_BEHIND_S` ago is in nobody's hands and is answered.
 
-So that load is refused instead of piling up, at most `QUEUED_AT_MOST` messages are queued and
-`KEPT_AT_MOST` are in the table, and nothing is queued behind what waits for `QUEUED_S` already.
-Sharers have turns in the queue, a call each, and share its room, and that of what is found out
-elsewhere: whoever names many messages, or invents them, takes none of others'.
+So that load is refused instead of piling up, at most `KEPT_AT_MOST` messages are queued or not
+decided, and nothing is queued behind what waits for `QUEUED_S` already. Sharers have turns in the
+queue, a call each, and share that room, and that of what is found out elsewhere. What a batch looks
+up is in the index of ids: each sharer's seconds are read before, in turns of its own. So whoever
+names many messages, or invents them, takes none of others'.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat, takewhile
 from typing import Final
@@ -61,6 +63,7 @@ from delaywheel_replica.server.changing.pending import (
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import ASKED_AT_MOST
+from delaywheel_replica.server.lookup.queries import UNREAD_AT_ONCE
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -68,7 +71,6 @@ from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
-QUEUED_AT_MOST: Final = 32_768
 KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
 QUEUED_S: Final = 1.0
@@ -111,7 +113,8 @@ class CancelGroups:
         self._ask = ask
         self._next_change = next_change
         self._queue = RoundRobin[tuple[PendingCancel, ...]]()  # what each call has named
-        self._queued = SharedRoom(QUEUED_AT_MOST)
+        self._queued = 0
+        self._room = SharedRoom(KEPT_AT_MOST)
         self._named: dict[Reference, PendingCancel] = {}  # by what callers call it
         self._pending: dict[MessageKey, PendingCancel] = {}  # that were looked up
         self._moved = set[MessageKey]()  # had a record of another due since the look began
@@ -152,7 +155,16 @@ class CancelGroups:
             first_s: With `partly`, how long to wait for the first that is decided.
         """
         call = AwaitedCall[Answered].of(len(references))
-        asked = self._ask_for(references, call, sharers)
+        asked: list[PendingCancel | None] = [None] * len(references)
+        rows_of = dict[Hashable, list[int]]()
+        for row, sharer in zip(range(len(references)), sharers, strict=False):
+            rows_of.setdefault(sharer, []).append(row)
+        for sharer, rows in rows_of.items():
+            some = {row: references[row] for row in rows}
+            if unread := self._finder.unread(some.values()):
+                self._start(self._read_ahead(unread, some, call, sharer, asked))
+            else:
+                self._ask_for(some, call, sharer, asked)
 
         def are_taken() -> bool:
             # What is queued would be dropped with its caller.
@@ -168,7 +180,7 @@ class CancelGroups:
     @property
     def kept(self) -> int:
         """How many messages are queued or not decided."""
-        return self._queued.taken + len(self._pending)
+        return self._room.taken
 
     def waits_ms(self) -> int:
         """How long the first of the queued messages has waited."""
@@ -181,45 +193,60 @@ class CancelGroups:
 
     # --- callers
 
+    async def _read_ahead(
+        self,
+        unread: Sequence[Reference],
+        some: Mapping[int, Reference],
+        call: AwaitedCall[Answered],
+        sharer: Hashable,
+        asked: list[PendingCancel | None],
+    ) -> None:
+        """Asks for messages of a sharer once their seconds were read, while its caller waits."""
+        try:
+            for begin in range(0, len(unread), UNREAD_AT_ONCE):
+                if call.is_over:
+                    return
+                await self._finder.read_ahead(unread[begin : begin + UNREAD_AT_ONCE], sharer)
+            self._ask_for(some, call, sharer, asked)
+        except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
+            refusal = defect(error)
+            for row in some:
+                call.settle(row, refusal)
+
     def _ask_for(
         self,
-        references: Sequence[Reference],
+        some: Mapping[int, Reference],
         call: AwaitedCall[Answered],
-        sharers: Iterable[Hashable],
-    ) -> list[PendingCancel | None]:
-        """Queues messages, or joins earlier attempts; None: it is refused."""
-        queued, asked = dict[Hashable, list[PendingCancel]](), list[PendingCancel | None]()
-        rooms, now_ms = dict[Hashable, int](), monotonic_ms()
+        sharer: Hashable,
+        asked: list[PendingCancel | None],
+    ) -> None:
+        """Queues messages of a sharer, or joins earlier attempts; `asked` has none of refused."""
+        queued, room, now_ms = list[PendingCancel](), self._left(sharer), monotonic_ms()
         try:
-            for row, (reference, sharer) in enumerate(zip(references, sharers, strict=False)):
+            for row, reference in some.items():
                 pending = self._named.get(reference)
-                if sharer not in rooms:
-                    rooms[sharer], queued[sharer] = self._room(sharer), []
                 if pending is not None:
                     pending.join(call, row)
-                elif len(queued[sharer]) < rooms[sharer]:
+                elif len(queued) < room:
                     pending = PendingCancel(reference, now_ms, call, row, sharer)
-                    queued[sharer].append(pending)
+                    queued.append(pending)
                     self._named[reference] = pending
                 else:
                     call.settle(row, self._too_many(sharer))
-                asked.append(pending)
+                asked[row] = pending
         except BaseException:
             call.is_over = True  # nobody waits for what it has queued
             raise
         finally:  # who names one of them later waits for it
-            for sharer, some in queued.items():
-                if some:
-                    self._queue.add(sharer, tuple(some))
-                    self._queued.take(sharer, len(some))
-                    self._arrived.set()
-        return asked
+            if queued:
+                self._queue.add(sharer, tuple(queued))
+                self._room.take(sharer, len(queued))
+                self._queued += len(queued)
+                self._arrived.set()
 
-    def _room(self, sharer: Hashable) -> int:
+    def _left(self, sharer: Hashable) -> int:
         """How many more messages of a sharer are taken now."""
-        if self._waits_ms_of(sharer) >= QUEUED_S * 1000:
-            return 0
-        return min(self._queued.left(sharer), KEPT_AT_MOST - self.kept)
+        return 0 if self._waits_ms_of(sharer) >= QUEUED_S * 1000 else self._room.left(sharer)
 
     def _waits_ms_of(self, sharer: Hashable) -> int:
         first = self._queue.first(sharer)
@@ -260,10 +287,15 @@ class CancelGroups:
         if self._pending.get(pending.key) is not pending:
             return False
         del self._pending[pending.key]
-        self._named.pop(pending.named, None)
+        self._forget(pending)
         for name in pending.other_names:
             self._named.pop(name, None)
         return True
+
+    def _forget(self, pending: PendingCancel) -> None:
+        """Gives the room back of what a call has named."""
+        self._named.pop(pending.named, None)
+        self._room.give_back(pending.sharer)
 
     def _look_in_kafka(self, pending: PendingCancel) -> None:
         """Looks in Kafka for what became of a message, if it has a cancel, unless for many already.
@@ -314,7 +346,7 @@ class CancelGroups:
     async def _until_worth_a_batch(self, until_s: float) -> None:
         try:
             async with asyncio.timeout(until_s - time.monotonic()):
-                while self._queued.taken < _WORTH_A_BATCH:
+                while self._queued < _WORTH_A_BATCH:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
@@ -324,13 +356,13 @@ class CancelGroups:
         batch = list[PendingCancel]()
         while self._queue and len(batch) < _BATCH:
             queued = self._queue.take()
-            self._queued.give_back(queued[0].sharer, len(queued))
+            self._queued -= len(queued)
             for pending in queued:
                 if pending.is_awaited:
                     pending.is_taken = True
                     batch.append(pending)
                 else:
-                    self._named.pop(pending.named, None)
+                    self._forget(pending)
         return batch
 
     async def _look_up(self, batch: list[PendingCancel]) -> None:
@@ -358,6 +390,7 @@ class CancelGroups:
         known = self._pending.setdefault(subject.key, pending)
         if known is not pending:
             known.absorb(pending)
+            self._forget(pending)
             self._named[pending.named] = known
             return False
         pending.subject = subject
@@ -389,7 +422,7 @@ class CancelGroups:
     def _refuse(self, pending: PendingCancel, refusal: Refusal) -> None:
         """Answers for a message that could not be looked up."""
         if self._named.get(pending.named) is pending and pending.subject is None:
-            del self._named[pending.named]
+            self._forget(pending)
             pending.settle(refusal)
 
     def _ask_others(self, pending: PendingCancel, subject: Subject) -> None:
@@ -538,7 +571,7 @@ def _not_written(refusal: Refusal) -> Answered:
 
 def _over(asked: PendingCancel | None) -> Answered:
     """The answer for a message whose caller's time is over."""
-    if asked is not None and not asked.is_taken:
+    if asked is None or not asked.is_taken:
         return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
     return Refusal(Reason.CANCEL_UNKNOWN)
 

@@ -92,7 +92,6 @@ class Cancels:
                 address, messages, within_s, call.sharer, partly=request.partly
             )
         elif permitted:
-            await self._finder.read_ahead([*permitted.values()], call.sharer)
             sharers = call.sharers(request.sharers, len(named))
             cancelled = await self._groups.cancel(
                 [*permitted.values()],
@@ -213,15 +212,19 @@ class CancelMany:
         if not references:
             return ()
         if dry_run:
-            return await self._cancelled_before(messages, references)
+            return await self._cancelled_before(messages, references, sharer)
         return list(map(_outcome, await self._groups.cancel(references, WAIT_S, repeat(sharer))))
 
     async def _cancelled_before(
-        self, messages: Sequence[pb.StoredMessage], references: Sequence[Reference]
+        self,
+        messages: Sequence[pb.StoredMessage],
+        references: Sequence[Reference],
+        sharer: Hashable,
     ) -> Iterable["pb.CancelOutcome.ValueType"]:
         """What is known of messages that have a cancel; of all others nothing is said."""
         are_cancelled = [message.state == pb.MESSAGE_STATE_CANCELLED for message in messages]
-        decided = iter(await self._finder.known(list(compress(references, are_cancelled))))
+        cancelled = list(compress(references, are_cancelled))
+        decided = iter(await self._finder.known(cancelled, sharer))
         return [
             _outcome(next(decided)) if is_cancelled else pb.CANCEL_OUTCOME_UNSPECIFIED
             for is_cancelled in are_cancelled

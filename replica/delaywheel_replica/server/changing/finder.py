@@ -6,7 +6,7 @@ looked up, and core/leader/cancel.py decides.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from delaywheel.reasons import Reason
@@ -86,7 +86,11 @@ class MessageFinder:
         self._finds = SharedLook(self.find_many)
         self._decides = SharedLook(self.decide_many)
 
-    async def read_ahead(self, named: Sequence[Reference], sharer: Hashable) -> None:
+    def unread(self, named: Iterable[Reference]) -> Sequence[Reference]:
+        """See `Queries.unread`."""
+        return self._queries.unread(named)
+
+    async def read_ahead(self, named: Iterable[Reference], sharer: Hashable) -> None:
         """See `Queries.read_ahead`."""
         await self._queries.read_ahead(named, sharer)
 
@@ -111,9 +115,11 @@ class MessageFinder:
         """Returns what decisions by a look that begins now are based on."""
         return self.basis().of_look(self._view.status().heartbeat)
 
-    async def find_many(self, named: Sequence[Reference]) -> list[Subject | RequestRefusedError]:
+    async def find_many(
+        self, named: Sequence[Reference], sharer: Hashable = ""
+    ) -> list[Subject | RequestRefusedError]:
         """Finds messages that callers refer to; see `Queries.find_many` for the errors."""
-        found = await self._queries.find_many(named)
+        found = await self._queries.find_many(named, sharer)
         return [
             each
             if isinstance(each, RequestRefusedError)
@@ -121,10 +127,12 @@ class MessageFinder:
             for reference, each in zip(named, found, strict=True)
         ]
 
-    async def known(self, references: Sequence[Reference]) -> list[Decided | Refusal]:
+    async def known(
+        self, references: Sequence[Reference], sharer: Hashable
+    ) -> list[Decided | Refusal]:
         """Decides by what is known, without writing anything."""
         basis = self.basis_of_look()
-        subjects = await self.find_many(references)
+        subjects = await self.find_many(references, sharer)
         absent = self.basis()  # perhaps deleted since the look began, as the floor says
         return [
             subject.refusal

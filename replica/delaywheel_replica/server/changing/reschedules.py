@@ -219,7 +219,6 @@ class Reschedules:
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
             some = [each for row in rows if isinstance(each := wanted[row], _Wanted)]
-            await self._finder.read_ahead([each.named for each in some], call.sharer)
             sharers = call.sharers(request.sharers, len(named))
             changed = await self._reschedule_here(
                 some,
@@ -350,9 +349,10 @@ class Reschedules:
 
     async def _reschedule(self, attempt: _Attempt) -> pb.MessageRescheduled:
         wanted = attempt.wanted
+        at_new_due = Reference.of(wanted.named.at(attempt.to_ms))
+        await self._finder.read_ahead((wanted.named, at_new_due), attempt.sharer)
         subject, other = await asyncio.gather(
-            self._finder.find(wanted.named),
-            self._finder.find(Reference.of(wanted.named.at(attempt.to_ms))),
+            self._finder.find(wanted.named), self._finder.find(at_new_due)
         )
         decision, moved_ms = await self._decide(attempt, subject, other.found)
         if decision is CancelDecision.TOO_LATE and not subject.found.copies:
