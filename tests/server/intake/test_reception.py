@@ -138,6 +138,19 @@ def test_calls_beyond_their_bound_are_refused() -> None:
     reception.begin_call(CallOrigin("b"))
 
 
+async def test_a_principal_leaves_others_calls_however_many_connections_it_has() -> None:
+    """4,096 that wait for their turns had everybody's refused."""
+    reception = Reception(CALLS._replace(calls=4))
+    for number in range(2):
+        end = reception.begin_call(CallOrigin(f"m{number}", "many"))
+    with pytest.raises(RequestRefusedError) as refused:
+        reception.begin_call(CallOrigin("m2", "many"))
+    assert reason_of(refused.value) is Reason.BACKPRESSURE
+    reception.begin_call(CallOrigin("a", "another"))
+    end()
+    reception.begin_call(CallOrigin("m3", "many"))
+
+
 STREAMS = CALLS._replace(streams=4, streams_of_caller=2)
 
 

@@ -8,9 +8,10 @@ callers share is shared by principal, where there is one: who opens many connect
 ====================  ==========================  ============================================
 bound                 beyond it                   why
 ====================  ==========================  ============================================
-calls                 refused: BACKPRESSURE; or   each costs a task, and a window of bytes
+calls of all          refused: BACKPRESSURE; or   each costs a task, and a window of bytes
                       one that waits is, of the
                       caller with most of them
+calls of a principal  refused: BACKPRESSURE       it leaves as many to others as it takes
 messages on their     waits for its turn          each may become the longest that is accepted
 way, of a caller, of
 all
@@ -32,11 +33,13 @@ reaches a port may ask for it, and must not take those of senders.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.access.callers import CallOrigin
+from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.intake.arrivals import Arrival, ArrivalBounds, Arrivals
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
@@ -120,18 +123,19 @@ def _nothing() -> None:
 
 
 class Reception:
-    """Counts calls. For the event loop's thread.
-
-    Attributes:
-        calls: The number of open calls.
-    """
+    """Counts calls. For the event loop's thread."""
 
     def __init__(self, bounds: CallBounds = CALLS) -> None:
         self._bounds: Final = bounds
         self._arrivals: Final = Arrivals(bounds.arrivals)
         self._streams: Final[set[OpenStream]] = set()
         self._look: asyncio.TimerHandle | None = None
-        self.calls = 0
+        self._room: Final = SharedRoom(bounds.calls)
+
+    @property
+    def calls(self) -> int:
+        """The number of open calls."""
+        return self._room.taken
 
     def begin_call(self, caller: CallOrigin) -> Callable[[], None]:
         """Counts a call; the returned function ends it.
@@ -139,12 +143,16 @@ class Reception:
         Raises:
             RequestRefusedError: BACKPRESSURE.
         """
-        if self.calls >= self._bounds.calls and not self._arrivals.make_room_for(caller):
-            raise RequestRefusedError(
-                Reason.BACKPRESSURE, f"{counted(self.calls, 'call')} open on this node"
-            )
-        self.calls += 1
-        return self._end_call
+        opened, sharer = self.calls, caller.sharer
+        if opened >= self._bounds.calls:
+            is_refused = not self._arrivals.make_room_for(caller)
+        else:  # of a connection gRPC takes few
+            is_refused = bool(caller.principal) and not self._room.left(sharer)
+        if is_refused:
+            text = f"{counted(opened, 'call')} open on this node; a principal leaves others as many"
+            raise RequestRefusedError(Reason.BACKPRESSURE, text)
+        self._room.take(sharer)
+        return partial(self._room.give_back, sharer)
 
     def begin_stream(self, caller: CallOrigin, now: Callable[[], float]) -> OpenStream:
         """Counts a call that stays open, until `end_stream`.
@@ -216,9 +224,6 @@ class Reception:
             ) from None
         finally:
             self._arrivals.end(arrival, loop.time(), arrived=arrived)
-
-    def _end_call(self) -> None:
-        self.calls -= 1
 
     def _look_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Has arrivals looked at while there are any: often while a call waits."""
