@@ -71,6 +71,8 @@ SCHEMA: Final = pa.schema(_FIELDS)
 IDENTITY: Final = ("reporter", "number", "row")
 ACCEPTED: Final = "accepted"
 OUTCOME: Final = "outcome"
+OF_THE_SERVICE: Final = frozenset({ACCEPTED, OUTCOME, "forwarded", "now"})
+"""Kinds that no program tells: ledger, outcomes and searches do."""
 
 GROUP_ROWS: Final = 131_072
 """Of a row group, at most."""

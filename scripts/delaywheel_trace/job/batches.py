@@ -19,7 +19,14 @@ from delaywheel.ingress import trace_topic
 from delaywheel.trace.batch import BatchInvalidError, decode
 from delaywheel_audit.kafka.plan import Plan, check_topics
 from delaywheel_audit.kafka.questions import KafkaQuestions
-from delaywheel_trace.index.events import GROUP_ROWS, of_batch, of_outcome, of_rows, open_writer
+from delaywheel_trace.index.events import (
+    GROUP_ROWS,
+    OF_THE_SERVICE,
+    of_batch,
+    of_outcome,
+    of_rows,
+    open_writer,
+)
 from delaywheel_trace.index.folder import UNREACHED, IndexFolder
 from delaywheel_trace.index.layout import HOUR_MS, BadFile, BatchFile
 from delaywheel_trace.job.checkpoint import Checkpoint
@@ -140,6 +147,8 @@ class _Made:
         head, rows = decode(record)
         if head.cluster != self._cluster:
             raise BatchInvalidError(f"it is of cluster {head.cluster[:_SHOWN_BYTES]}")
+        if head.kind in OF_THE_SERVICE:
+            raise BatchInvalidError(f"no program tells what is {head.kind}")
         if len(next(iter(rows.values()))) > _MOST_EVENTS:
             raise BatchInvalidError(f"it has more than {_MOST_EVENTS} events")
         return of_batch(head, rows)

@@ -8,18 +8,24 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from pyspark.sql import Row
 
+from delaywheel.ingress import trace_topic
 from delaywheel_audit.kafka.plan import Range
 from delaywheel_audit.session import CouldNotRun
 from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.parsing import Parser
 from delaywheel_trace.index.folder import IndexFolder
 from delaywheel_trace.job import health as health_module
+from delaywheel_trace.job.batches import _Made
 from delaywheel_trace.job.checkpoint import Checkpoint
 from delaywheel_trace.job.command import COMMAND, IndexOptions
 from delaywheel_trace.job.health import IndexHealth, serving
 from delaywheel_trace.job.lock import only_job
 from local.loopback.kafka import free_ports
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "TRACE.md").read_text(encoding="utf-8")
+EXAMPLE = DOCUMENT.partition("```json\n")[2].partition("```")[0]
 
 
 @pytest.mark.parametrize("is_local", [True, False])
@@ -40,6 +46,16 @@ def test_a_lock_that_nobody_tells_of_is_lost(tmp_path: Path) -> None:
         (tmp_path / "lock").write_text(content)
         with only_job(folder):
             pass
+
+
+@pytest.mark.parametrize("kind", ["accepted", "outcome", "forwarded", "now"])
+def test_a_program_cannot_tell_what_the_service_does(kind: str) -> None:
+    said = json.loads(EXAMPLE)
+    for told in (said | {"kind": kind}, said):
+        record = {"topic": trace_topic("shop"), "value": json.dumps(told).encode()}
+        made = _Made("shop", {})
+        batches = list(made.events([Row(**record, partition=0, offset=1, time_ms=2)]))
+        assert (made.bad_count, len(batches)) == ((1, 0) if told is not said else (0, 1))
 
 
 def test_a_checkpoint_says_what_will_be_read_first(tmp_path: Path) -> None:
