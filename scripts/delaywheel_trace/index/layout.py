@@ -172,16 +172,19 @@ class Layout:
     """A listing of an index.
 
     Attributes:
-        counting: What a reader takes, by hour.
+        counting: What a reader takes, by hour; what is left of `broken` sets, too.
         stale: What counts no more: covered, or parts of a set that is not whole.
         bad: Records that were not read.
         gaps: What was never read.
+        broken: Parts of sets of which somebody has taken others away: there is nothing else of
+            their batches. They are neither merged nor deleted, so that the loss stays known.
     """
 
     counting: tuple[EventFile, ...]
     stale: tuple[EventFile, ...]
     bad: tuple[BadFile, ...]
     gaps: tuple[Gap, ...]
+    broken: tuple[MergedFile, ...] = ()
 
     @classmethod
     def of(cls, paths: Iterable[str]) -> Self:
@@ -189,14 +192,19 @@ class Layout:
         files = [file for path in paths if (file := parse_path(path)) is not None]
         events = [f for f in files if isinstance(f, BatchFile | MergedFile | AcceptedFile)]
         counting: list[EventFile] = []
+        broken: list[MergedFile] = []
         for _, of_hour in groupby(sorted(events, key=_hour_of), key=_hour_of):
-            counting += _counting(list(of_hour))
+            found = _counting(there := list(of_hour))
+            counting += found
+            broken += _broken(there, found)
+        counting += broken
         known = set(counting)
         return cls(
             tuple(counting),
             tuple(file for file in events if file not in known),
             tuple(sorted(file for file in files if isinstance(file, BadFile))),
             tuple(sorted(file for file in files if isinstance(file, Gap))),
+            tuple(broken),
         )
 
     def between(self, from_ms: int, to_ms: int) -> list[EventFile]:
@@ -236,8 +244,9 @@ class Layout:
         """Returns what counts of an hour and may be merged: batches and whole sets, in order."""
         found: dict[tuple[Span, ...], list[BatchFile | MergedFile]] = {}
         for file in self.counting:
-            if file.hour_ms == hour_ms and not isinstance(file, AcceptedFile):
-                found.setdefault(file.spans, []).append(file)
+            if file.hour_ms != hour_ms or isinstance(file, AcceptedFile) or file in self.broken:
+                continue
+            found.setdefault(file.spans, []).append(file)
         return [files for _, files in sorted(found.items())]
 
 
@@ -359,6 +368,17 @@ def _counting(of_hour: list[EventFile]) -> list[EventFile]:
         if isinstance(f, BatchFile) and not any(_covers(spans, f.spans) for spans in largest)
     ]
     return sorted(counting, key=lambda file: file.path)
+
+
+def _broken(of_hour: Iterable[EventFile], counting: Iterable[EventFile]) -> list[MergedFile]:
+    """Returns parts of sets that are not whole, and whose inputs are gone all the same."""
+    there = [s for f in counting if not isinstance(f, AcceptedFile) for s in f.spans]
+
+    def is_there(spans: tuple[Span, ...]) -> bool:
+        ends = [Span(s.query, batch, batch) for s in spans for batch in (s.first, s.last)]
+        return all(any(other.covers(end) for other in there) for end in ends)
+
+    return [f for f in of_hour if isinstance(f, MergedFile) and not is_there(f.spans)]
 
 
 def _covers(spans: tuple[Span, ...], others: tuple[Span, ...]) -> bool:

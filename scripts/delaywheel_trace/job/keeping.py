@@ -194,6 +194,7 @@ class IndexKeeper:
         if is_due:
             merged = set(_flat(wanted))
             others = [f for f in _flat(layout.inputs(hour_ms)) if f not in merged]
+            others += [f for f in layout.broken if f.hour_ms == hour_ms]
             self._merge(hour_ms, wanted, others)
 
     def _merge(

@@ -84,6 +84,22 @@ def test_gaps_and_bad_records_of_a_range() -> None:
     assert (layout.bad_between(HOUR, HOUR + 1), layout.bad_between(0, HOUR)) == (2, 0)
 
 
+def test_a_set_that_somebody_took_a_part_of_stays_known_as_that() -> None:
+    """It is searched as far as it is there, and neither deleted nor hidden by a merge."""
+    span = Span(QUERIES[0], 4, 6)
+    parts = [MergedFile(HOUR, (span,), part, 3, 0, 1) for part in (1, 3)]
+    batches = [BatchFile(HOUR, QUERIES[0], number) for number in (3, 7)]
+    named = [part.path for part in parts]
+    layout = Layout.of([*named, *(batch.path for batch in batches)])
+    assert (layout.broken, layout.stale) == (tuple(parts), ())
+    assert set(layout.counting) == {*parts, *batches}
+    assert layout.inputs(HOUR) == [[batches[0]], [batches[1]]]
+    assert spans_of(batches, layout.broken) == tuple(Span(QUERIES[0], n, n) for n in (3, 7))
+    placing = [BatchFile(HOUR, QUERIES[0], number) for number in (4, 6)]
+    layout = Layout.of([*named, *(batch.path for batch in placing)])
+    assert (layout.broken, set(layout.stale)) == ((), set(parts))
+
+
 @dataclass
 class Job:
     """The one process that writes, as its steps; content outlives what is deleted."""
@@ -120,6 +136,7 @@ class Job:
 
     def seen(self) -> list[tuple[str, int]]:
         layout = Layout.of(self.there)
+        assert layout.broken == ()
         return sorted(row for file in layout.counting for row in self.content[file.path])
 
 
