@@ -28,7 +28,7 @@ from delaywheel_replica.quantities import from_ms, iso
 from delaywheel_trace.index.events import ACCEPTED
 from delaywheel_trace.index.layout import HOUR_MS
 from delaywheel_trace.search.command import Target
-from delaywheel_trace.search.indexes import Missing, SearchedIndexes, search_indexes
+from delaywheel_trace.search.indexes import END_MS, Missing, SearchedIndexes, search_indexes
 from delaywheel_trace.search.ways import (
     NOW,
     Event,
@@ -40,7 +40,8 @@ from delaywheel_trace.search.ways import (
     ways_of,
 )
 
-_END_MS: Final = 1 << 62
+PLAUSIBLE_MS: Final = 250_000_000_000_000
+"""Python's calendar ends in the year 9999."""
 MOST_ASKED: Final = 32
 """Messages of one answer that are asked for one by one."""
 NODES: Final = "nodes"
@@ -105,21 +106,14 @@ class Answer:
             return "nothing was found, and not everything could be looked at"
         if not self.searched.indexes:
             return "nothing is known of it at the nodes, and no index was searched: --index"
-        root = self.root
-        if all(index.would_have(root) for index in self.searched.indexes):
-            newest_ms = min(index.newest_ms or 0 for index in self.searched.indexes)
-            return (
-                f"nothing is known of it, and it would be: all were traced, up to {iso(newest_ms)}"
-            )
+        # A key may be hashed or left out, tags may not be told, and a place is what consumers tell.
+        target, indexes = self.question.target, self.searched.indexes
+        if target and target.id and all(index.would_have(target.id) for index in indexes):
+            began_ms = max(index.from_ms or 0 for index in indexes)
+            newest_ms = min(index.newest_ms or 0 for index in indexes)
+            times = f"from {iso(began_ms)} up to {iso(newest_ms)}"
+            return f"nothing is known of it, and it would be: all were traced {times}"
         return "nothing is known of it, and it may not have been traced"
-
-    @property
-    def root(self) -> str | None:
-        """The root of the way that is looked for, if it began with what is named."""
-        target = self.question.target
-        if target is None or target.place is None:
-            return None if target is None else target.id
-        return "/".join(map(str, target.place))
 
 
 def answer(question: Question, indexes: Sequence[str], server: Nodes, timeout_s: float) -> Answer:
@@ -140,9 +134,11 @@ def answer(question: Question, indexes: Sequence[str], server: Nodes, timeout_s:
         nodes.get(_to_ask(ways_of(events, Known()), nodes.cluster))
         _search_nodes(nodes, question, events)
     missing += nodes.missing
-    known = Known(nodes.cluster, nodes.progress_ms, _done_ms(searched))
+    since_ms, until_ms = question.window or (0, END_MS)
+    known = Known(nodes.cluster, nodes.progress_ms, _done_ms(searched, until_ms), since_ms)
     ways = ways_of([*events, *nodes.events], known)
     if question.target is None:
+        searched.more |= len(ways) > question.limit
         ways = ways[-question.limit :]
     return Answer(question, ways, searched, missing)
 
@@ -174,12 +170,15 @@ def question_of(
     key = bytes_given(wanted["key"]) if "key" in wanted else None
     if key is not None:
         wanted["key"] = short_text(key) if secret is None else hashed(key, secret)
+    for name, value in wanted.items():
+        if value.encode(errors="ignore").decode() != value:
+            raise usage(f"--{name} is not UTF-8")
     is_timed = from_ms is not None or to_ms is not None
     if not is_timed and (target is not None or key is not None):
         return Question(target, wanted, None, limit, key)
     until_ms, since_ms = to_ms, from_ms
     if until_ms is None:
-        until_ms = _END_MS if target is not None else time.time_ns() // 1_000_000
+        until_ms = END_MS if target is not None else time.time_ns() // 1_000_000
     if since_ms is None:
         since_ms = 0 if target is not None else until_ms - HOUR_MS
     if since_ms >= until_ms:
@@ -217,7 +216,8 @@ def _to_ask(ways: Sequence[Way], cluster: str) -> list[tuple[str, MessageName, b
             following = _following(step, name)
             if following is not None:
                 found.setdefault(following, (step.told["topic"], False))
-    latest = sorted(found, key=lambda name: -(name.due_ms or 0))[:MOST_ASKED]
+    askable = (name for name in found if 0 <= (name.due_ms or 0) < PLAUSIBLE_MS)
+    latest = sorted(askable, key=lambda name: -(name.due_ms or 0))[:MOST_ASKED]
     return [(found[name][0], name, found[name][1]) for name in latest]
 
 
@@ -229,11 +229,16 @@ def _following(step: Any, name: MessageName) -> MessageName | None:
     return MessageName(name.cluster, told.get("next_id") or name.id, told["to_ms"])
 
 
-def _done_ms(searched: SearchedIndexes) -> dict[str, int]:
-    """Returns up to when an index has all outcomes of its cluster, by what it has as newest."""
+def _done_ms(searched: SearchedIndexes, until_ms: int) -> dict[str, int]:
+    """Returns up to when an index has all outcomes of its cluster, by what it has as newest.
+
+    What files had that were not searched, or could not be read, nobody knows.
+    """
+    if searched.missing:
+        return {}
     clusters = {e["index"]: e["cluster"] for e in searched.events if e.get("cluster")}
     return {
-        cluster: searched.indexes[number].newest_ms or 0
+        cluster: min(searched.indexes[number].newest_ms or 0, until_ms)
         for number, cluster in clusters.items()
         if not searched.indexes[number].gaps and not searched.indexes[number].bad
     }

@@ -6,20 +6,29 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from delaywheel.trace.sampling import Sampling
 from delaywheel_trace.index.events import IDENTITY, SCHEMA
 from delaywheel_trace.index.folder import IndexFolder, IndexUnreadableError
-from delaywheel_trace.index.layout import HOUR_MS, BatchFile, EventFile, Gap, Layout
+from delaywheel_trace.index.layout import (
+    CLOCKS_DIFFER_MS,
+    HOUR_MS,
+    BatchFile,
+    EventFile,
+    Gap,
+    Layout,
+    hour_name,
+)
 
 CHUNK_FILES: Final = 64
 """So many files are searched at once; what was found is known after each."""
 _LISTINGS: Final = 3
 """Files that are gone were merged: the folder is listed again, so often."""
-_ANY_TIME: Final = (0, 1 << 62)
+END_MS: Final = 1 << 62
 _TYPES: Final = {
     "string": "VARCHAR",
     "int64": "BIGINT",
@@ -72,13 +81,13 @@ class SearchedIndex:
     shares: dict[str, float] | None = None
     dropped: int | None = None
 
-    def would_have(self, root: str | None) -> bool:
-        """Whether a way that began in its time would be in it; a root is as it is written."""
+    def would_have(self, id_: str) -> bool:
+        """Whether a way that began in its time with this id would be in it."""
         if self.gaps or self.bad or self.dropped != 0:
             return False
         if self.newest_ms is None or self.shares is None:
             return False
-        return all(root is not None and _is_sampled(root, one) for one in self.shares.values())
+        return all(_is_sampled(id_, one) for one in self.shares.values())
 
 
 @dataclass(slots=True)
@@ -160,6 +169,7 @@ def _listed(
             searched.missing.append(Missing(uri, "INDEX_EMPTY", text))
             continue
         files = _files_of(index, layout, window)
+        searched.missing += _broken(index, layout)
         chunks += [
             _Chunk(number, files[begin : begin + CHUNK_FILES], folder)
             for begin in range(0, len(files), CHUNK_FILES)
@@ -170,17 +180,25 @@ def _listed(
 def _files_of(
     index: SearchedIndex, layout: Layout, window: tuple[int, int] | None
 ) -> list[EventFile]:
-    files = layout.between(*(window or _ANY_TIME))
-    hours = [file.hour_ms for file in files]
-    if window is None:
-        index.from_ms, index.to_ms = min(hours), max(hours) + HOUR_MS
-    else:
-        index.from_ms, index.to_ms = window
+    files = layout.between(*(window or (0, END_MS)))
+    hours = [file.hour_ms for file in layout.counting]  # older ones are deleted
+    from_ms, to_ms = window or (0, END_MS)
+    to_ms = max(hours) + HOUR_MS if to_ms == END_MS else to_ms
+    index.from_ms, index.to_ms = max(from_ms, min(*hours, to_ms)), to_ms
     index.files = len(files)
     index.gaps = layout.gaps_between(index.from_ms, index.to_ms)
     index.bad = layout.bad_between(index.from_ms, index.to_ms)
     index.ledger_to_ms = max(layout.ends_ms().values(), default=None)
     return sorted(files, key=_by_arrival)
+
+
+def _broken(index: SearchedIndex, layout: Layout) -> Iterator[Missing]:
+    """Yields which files somebody has taken away."""
+    parts = Counter((one.hour_ms, one.spans, one.parts) for one in layout.broken)
+    for (hour_ms, spans, count), there in parts.items():
+        if index.from_ms is None or hour_ms + HOUR_MS + CLOCKS_DIFFER_MS > index.from_ms:
+            name = f"{index.uri}: {hour_name(hour_ms)}/c-{'+'.join(map(str, spans))}"
+            yield Missing(name, "FILE_MISSING", f"{count - there} of its {count} parts are gone")
 
 
 def _by_arrival(file: EventFile) -> tuple[int, int, str]:
@@ -255,10 +273,6 @@ def _cut_text(chunks: Sequence[_Chunk], done: int, *, is_late: bool, failed: byt
     return f"the process of the search has failed ({last[0]}): {far}"
 
 
-def _is_sampled(root: str, share: float) -> bool:
+def _is_sampled(id_: str, share: float) -> bool:
     """Whether reporters of this share tell of a way, as `Sampling` decides."""
-    try:
-        whole = bytes.fromhex(root)
-    except ValueError:
-        whole = root.encode()
-    return Sampling(share).of_others([whole], []).rows != []
+    return Sampling(share).of_others([bytes.fromhex(id_)], []).rows != []

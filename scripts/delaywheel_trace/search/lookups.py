@@ -54,7 +54,8 @@ _FROM: Final = (
 """A column that a file lacks is null there, also if all files lack it: `no_events` has it."""
 _CONDITIONS: Final = {
     "key": '"key" = $key',
-    "tag": "list_contains(string_split(tags, ','), $tag)",
+    "tag": "(tags = $tag OR list_has_any(string_split(tags, ','), "
+    r"[$tag, '\c' || $tag, '\t' || $tag, '\c\t' || $tag]))",
     "status": "status IN ($status, upper($status), lower($status))",
     "group": '"group" = $group',
     "topic": "topic = $topic",

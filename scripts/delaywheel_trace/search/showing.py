@@ -10,12 +10,10 @@ from typing import Any, Final
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson, print_table
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.quantities import about, counted, iso
-from delaywheel_trace.search.answering import NODES, Answer
+from delaywheel_trace.search.answering import NODES, PLAUSIBLE_MS, Answer
 from delaywheel_trace.search.indexes import SearchedIndex
 from delaywheel_trace.search.ways import FORWARDED, NOW, ClockDifference, Event, Step, Way
 
-_PLAUSIBLE_MS: Final = 250_000_000_000_000
-"""Python's calendar ends in the year 9999."""
 _COLUMNS: Final = ("began", "root", "topic", "key", "steps", "last", "status", "at")
 
 
@@ -33,8 +31,13 @@ def show(found: Answer, *, as_json: bool, as_ndjson: bool) -> None:
     else:
         for way in found.ways:
             _print_way(way)
-    for line in _lines(found):
+    for line in map(_one_line, _lines(found)):
         note(line) if as_ndjson else say(line)
+
+
+def _one_line(text: str) -> str:
+    """Returns a line that stays one: a tag or reason with line feeds would forge steps."""
+    return text.replace("\n", r"\n")
 
 
 def _lines(found: Answer) -> Iterator[str]:
@@ -72,7 +75,7 @@ def _print_way(way: Way) -> None:
     facts = [("id" if "/" not in way.root else "place", way.root), ("topic", way.first("topic"))]
     key = way.first("key")
     facts += [("key", key and _key_shown(key)), ("tags", way.first("tags"))]
-    say("  ".join(f"{name} {value}" for name, value in facts if value is not None))
+    say(_one_line("  ".join(f"{name} {value}" for name, value in facts if value is not None)))
     width = max(len(step.kind) for step in way.steps)
     day = ""
     for step in way.steps:
@@ -80,7 +83,7 @@ def _print_way(way: Way) -> None:
         if begun and begun != day:
             say(begun)
             day = begun
-        say(f"{time:13}  {step.kind:{width}}  {'; '.join(_parts(way, step))}")
+        say(_one_line(f"{time:13}  {step.kind:{width}}  {'; '.join(_parts(way, step))}"))
 
 
 def _way_shape(way: Way) -> dict[str, Any]:
@@ -308,11 +311,11 @@ def _clock(step: Step) -> tuple[str, str]:
 def _iso(ms: int | None) -> str | None:
     if ms is None:
         return None
-    return iso(ms) if 0 <= ms < _PLAUSIBLE_MS else str(ms)
+    return iso(ms) if 0 <= ms < PLAUSIBLE_MS else str(ms)
 
 
 def _hour(ms: int) -> str:
-    if not 0 <= ms < _PLAUSIBLE_MS:
+    if not 0 <= ms < PLAUSIBLE_MS:
         return str(ms)
     moment = datetime.fromtimestamp(ms / 1000, UTC)
     is_whole = ms % 3_600_000 == 0

@@ -135,11 +135,13 @@ class Known:
         cluster: Of the nodes that were asked.
         progress_ms: Everything of this cluster with a due up to here is done.
         done_ms: Up to when the outcomes of a cluster are in its index without a gap.
+        since_ms: From when on.
     """
 
     cluster: str | None = None
     progress_ms: int | None = None
     done_ms: Mapping[str, int] = field(default_factory=dict)
+    since_ms: int = 0
 
 
 def ways_of(events: Iterable[Event], known: Known) -> list[Way]:
@@ -232,6 +234,8 @@ def _way(root: str, events: Sequence[Event], known: Known) -> Way:
 def _step(event: Event) -> Step:
     """Returns an event with its times: the whole milliseconds in which something happened."""
     time_ms, kind = event.get("time_ms"), event["kind"]
+    if kind == NOW and event.get("status") == "RESCHEDULED":
+        return Step(event, None, None, 2)  # what it became comes after it
     if kind == NOW:
         return Step(event, _LAST_MS, None, None)
     if time_ms is None:
@@ -284,9 +288,14 @@ def _completed(name: MessageName, steps: Sequence[Step], known: Known) -> list[S
         if step.kind != "accepted" or _in_index(step) or _acceptance(step) not in of_ledger
     ]
     completed += _forwarded(name, completed, known)
-    if any(step.level is not None and step.level >= 3 for step in completed):
-        return [step for step in completed if not _is_over(step)]
-    return completed
+    told = [step for step in completed if step.kind != NOW]
+    ended = any(step.level is not None and step.level >= 3 for step in told)
+    changes = {step.told["status"] for step in told if step.level == 2}
+    return [
+        step
+        for step in completed
+        if not (_is_over(step) and (ended or step.told.get("status") in changes))
+    ]
 
 
 def _in_index(step: Step) -> bool:
@@ -330,7 +339,9 @@ def _forwarded(name: MessageName, steps: Sequence[Step], known: Known) -> Iterat
             place["late_ms"] = time_ms - name.due_ms
         yield Step({**follows, **place, "time_ms": time_ms}, time_ms, time_ms + 1, 3)
         return
-    is_accepted = any(told["kind"] == "accepted" for told in taken)
+    is_accepted = any(
+        t["kind"] == "accepted" and (t.get("time_ms") or 0) >= known.since_ms for t in taken
+    )
     is_other = any(step.level in (2, 3) or step.kind == NOW for step in steps)
     if not is_accepted or is_other or name.cluster != known.cluster or known.progress_ms is None:
         return

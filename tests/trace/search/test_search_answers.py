@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from support.wheels.indexes import QUERY, Event, IndexMaker
 
 SENT_MS = 1_900_000_000_250
 ID, OTHER = "0190163d8694739b8d3f8a4d6a1f5d10", "0190163df2a0731f8e0a4b7c9d2e6f31"
+SINCE = ("--from", "2030-03-17T17:00Z", "--to", "2030-03-17T18:00Z")
 NODES_AWAY = "not shown: the nodes: UNAVAILABLE: cannot connect"
 
 
@@ -42,7 +44,8 @@ def test_nothing_known_of_what_would_be_known_is_exit_code_1(
     ended = command(*asked)
     assert ended.code == 1
     assert ended.out.startswith(
-        "nothing is known of it, and it would be: all were traced, up to 2030-03-17T17:46:40.250Z\n"
+        "nothing is known of it, and it would be: all were traced from 2030-03-17T17:00:00.000Z "
+        "up to 2030-03-17T17:46:40.250Z\n"
         "searched: 2030-03-17T17Z to 2030-03-17T18Z, 1 file; all messages traced; 0 events dropped;"
     )
     assert node.asked[0].filter.id == bytes.fromhex(OTHER)
@@ -168,6 +171,22 @@ def test_a_file_that_is_damaged_is_named_and_the_others_are_searched(
     assert node.asked
 
 
+def test_a_part_that_was_taken_away_is_named_and_the_others_are_searched(
+    command: Command, node: ScriptedNode, index: IndexMaker, asked: tuple[str, ...]
+) -> None:
+    batch = index.batch(sent())
+    merged = index.merge()
+    index.folder.delete(batch.path)
+    index.folder.filesystem.move(
+        index.folder.full(merged.path), index.folder.full(replace(merged, parts=2).path)
+    )
+    ended = command(*asked)
+    assert ended.code == 3
+    assert "FILE_MISSING: 1 of its 2 parts are gone" in ended.out
+    assert command("trace", ID, "--index", index.folder.uri).code == 0
+    assert node.asked
+
+
 def test_files_that_are_merged_meanwhile_are_searched_where_they_are_then(
     index: IndexMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,12 +298,76 @@ def test_what_needs_a_time_gets_the_last_hour_and_says_so(
     assert node.described
 
 
+def test_what_may_be_there_without_being_told_is_not_claimed(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    """A key may be hashed or left out, a tag not told, a place read by another program."""
+    index.batch(sent(key="\\h00"))
+    for named in (
+        ("--key", "42"),
+        ("orders/0/17",),
+        ("--tag", "eu", *SINCE),
+    ):
+        ended = command("trace", *named, "--index", index.folder.uri)
+        assert ended.code == 1
+        assert ended.out.startswith("nothing is known of it, and it may not have been traced\n")
+    assert node.asked
+
+
+def test_an_index_does_not_claim_what_was_before_it(
+    command: Command, node: ScriptedNode, index: IndexMaker, asked: tuple[str, ...]
+) -> None:
+    """Older hours are deleted."""
+    index.batch(sent())
+    ended = command(*asked, "--from", "2030-03-10T00:00Z")
+    assert "all were traced from 2030-03-17T17:00:00.000Z up to" in ended.out
+    assert "searched: 2030-03-17T17Z to 2030-03-17T18Z" in ended.out
+    assert node.asked
+
+
+def test_a_due_that_no_calendar_has_is_shown(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    """Any program may write one."""
+    index.batch(sent(due_ms=10**18), sent(due_ms=-(2**63)))
+    ended = command("trace", ID, "--index", index.folder.uri)
+    assert (ended.code, ended.out.count("ACCEPTED")) == (0, 2)
+    assert node.described
+
+
+def test_texts_of_others_make_no_lines_of_their_own(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    forged = "x\n17:46:41.000Z  processed  done"
+    told = {"tags": forged, "why": forged, "group": forged, "host": forged, "topic": forged}
+    index.batch(sent(**told), sent(**told, kind="processed", number=7))
+    lines = command("trace", ID, "--index", index.folder.uri).out.splitlines()
+    assert not [line for line in lines if line.startswith("17:46:41.000Z")]
+    assert node.described
+
+
+@pytest.mark.parametrize("tag", ["eu", "eu,vip", "\\d", "x" * 199])
+def test_a_tag_is_found_as_it_was_given(
+    command: Command, node: ScriptedNode, index: IndexMaker, tag: str
+) -> None:
+    """The first of many, of which no more than 200 bytes are told; and all that there are."""
+    from delaywheel.trace.texts import short_text  # noqa: PLC0415
+
+    index.batch(sent(tags="eu,vip"), sent(OTHER, tags=short_text(f"{tag},{'y' * 300}".encode())))
+    asked = ("trace", "--tag", tag, *SINCE, "--index", index.folder.uri)
+    shown = command(*asked).out
+    assert (ID in shown) == ("eu" in tag)
+    assert (OTHER in shown) == (tag != "eu,vip")
+    assert node.described
+
+
 WRONG = {
     "no target": ((), "say an ID, a PLACE, or some of --key"),
     "both": ((ID, "--key", "42"), "say an ID, a PLACE, or some of --key"),
     "no id": (("0190",), "'0190' is no id: 32 hex digits, or a UUID"),
     "no place": (("orders/0",), "'orders/0' is no id"),
     "a place beyond all": (("orders/0/9999999999999999999",), "no partition or offset"),
+    "no text": (("--tag", "\udcff"), "--tag is not UTF-8"),
     "a range that is none": (("--key", "1", "--from", "now", "--to", "now-1h"), "--from is not"),
 }
 

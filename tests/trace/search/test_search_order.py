@@ -150,6 +150,21 @@ def test_a_half_is_not_late_for_the_end_of_its_hold() -> None:
     assert [(step.kind, "late_ms" in step.told) for step in way.steps][2] == (FORWARDED, False)
 
 
+def test_what_was_rescheduled_is_over_under_its_first_due() -> None:
+    """Nodes say so of that due: it is neither the last step, nor said twice."""
+    accepted, later_ms = event("accepted", NOW_MS - 900), NOW_MS + 500
+    now = event("now", 0, status="RESCHEDULED", to_ms=later_ms)
+    done = event("processed", later_ms + 9, due_ms=later_ms)
+    way = only_way([accepted, now, done])
+    assert [step.kind for step in way.steps] == ["accepted", "now", "processed"]
+    changed = event("changed", NOW_MS - 500, what="RESCHEDULE", status="RESCHEDULED")
+    way = only_way([accepted, changed | {"to_ms": later_ms}, now, done])
+    assert [step.kind for step in way.steps] == ["accepted", "changed", "processed"]
+    cancelled = event("now", 0, status="CANCELLED")
+    way = only_way([accepted, event("changed", NOW_MS - 500), cancelled])
+    assert [step.kind for step in way.steps] == ["accepted", "changed"]
+
+
 def test_what_has_another_end_was_not_forwarded() -> None:
     known = Known("c", NOW_MS + 1, {"c": NOW_MS + 100_000})
     accepted = event("accepted", NOW_MS - 9)

@@ -180,7 +180,7 @@ def is_asked_for(event: Event, question: dict[str, Any]) -> bool:
     if "place" in question:
         return bool([event[n] for n in ("topic", "partition", "offset")] == question["place"])
     having = question["having"]
-    tags = (event["tags"] or "").split(",")
+    tags = [event["tags"], *(event["tags"] or "").split(",")]
     return all(
         (
             event["key"] == having.get("key", event["key"]),

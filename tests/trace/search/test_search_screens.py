@@ -320,6 +320,40 @@ def test_that_it_was_forwarded_follows_from_progress_and_no_outcome(
     assert "forwarded" not in command(*asked).out
 
 
+def test_nothing_is_forwarded_for_want_of_files_that_would_say_otherwise(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    """It was cancelled, and what says so is damaged, or in an hour that is not searched."""
+    index.batch(sent(), sent(id=bytes(16), row=1, time_ms=DUE_MS + 100_000))
+    index.accepted("n1.7", 1_310_398, [accepted()])
+    damaged = index.batch({**message(), "kind": "outcome", "status": "cancelled"})
+    Path(index.folder.full(damaged.path)).write_bytes(b"PAR1")
+    asked = ("trace", ID, "--index", index.folder.uri)
+    shown = command(*asked).out
+    assert "FILE_UNREADABLE" in shown
+    assert "forwarded  to orders" not in shown
+    index.folder.delete(damaged.path)
+    assert "forwarded  to orders" in command(*asked).out
+    assert "forwarded  to orders" not in command(*asked, "--to", "2030-03-17T18:00Z").out
+    assert "forwarded  to orders" not in command(*asked, "--from", "2030-03-17T17:50Z").out
+    assert node.described
+
+
+def test_what_nodes_have_beyond_the_limit_is_said_to_be_there(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    index.batch(sent(id=bytes.fromhex(NEXT)))
+    found, other = stored(pb.MESSAGE_STATE_PENDING), stored(pb.MESSAGE_STATE_PENDING)
+    other.id = bytes(16)
+    other.handle = other.handle.replace(ID, other.id.hex())
+    node.search = answer(pb.SearchResponse(messages=[found, other]))
+    asked = ("trace", "--key", "42", "--index", index.folder.uri, "--json")
+    shown = command(*asked).document
+    assert (len(shown["ways"]), shown["more"]) == (3, False)
+    shown = command(*asked, "--limit", "2").document
+    assert (len(shown["ways"]), shown["more"]) == (2, True)
+
+
 def stored(state: pb.MessageState.ValueType, **other: Any) -> pb.StoredMessage:
     return pb.StoredMessage(
         handle=f"n1.7:{DUE_MS // 1000}:{ID}:orders",
