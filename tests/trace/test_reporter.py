@@ -169,7 +169,7 @@ def test_the_end_waits_for_its_time_and_says_what_is_left(
     reporter.add(EventKind.SENT, rows(3), 6)
     with caplog.at_level(logging.WARNING, "delaywheel.trace"):
         reporter.close()
-    assert caplog.messages == ["3 events were dropped: the end came first"]
+    assert caplog.messages == ["events dropped: 3 (the end came first)"]
     reporter.add(EventKind.SENT, rows(3), 6)
     assert reporter.flush(0)
 

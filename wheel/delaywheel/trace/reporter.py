@@ -295,7 +295,7 @@ class Reporter:
         now_s = time.monotonic()
         if self._unsaid and now_s >= self._say_at_s:
             self._say_at_s = now_s + _SAY_AGAIN_S
-            _LOG.warning("%d events were dropped: %s", self._unsaid, self._why_dropped)
+            _LOG.warning("events dropped: %d (%s)", self._unsaid, self._why_dropped)
             self._unsaid = 0
 
     def _run(self) -> None:
