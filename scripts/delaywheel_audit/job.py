@@ -239,8 +239,8 @@ class _Run:
         if wheels:
             self._final = False
             self._note(
-                f"not final: not all that was done of {_some(wheels)} is in the ledger yet; "
-                "if that does not change within minutes, files are missing"
+                f"not final: the newest ledger files of {_some(wheels)} are not there yet; "
+                f"nodes publish every {facts.seal_ms // 1_000} s, or soon after: ask again then"
             )
         passed_ms = min(facts.began_ms, facts.done.due_ms) - terms.clock_tolerance_ms
         if terms.by == "accepted" and passed_ms < terms.end_ms:
