@@ -169,6 +169,15 @@ def test_the_next_commands_are_ready_to_paste(tmp_path: Path) -> None:
     assert f"export DELAYWHEEL_SERVER={addresses}\n" in next_commands(three, [])
 
 
+def test_the_next_commands_search_the_index_of_the_trace(tmp_path: Path) -> None:
+    cluster = LocalCluster(kafka="127.0.0.1:1", folder=tmp_path)
+    reported = next_commands(cluster, ["bills"], tmp_path / "my traces")
+    assert f"  export DELAYWHEEL_INDEX='{tmp_path}/my traces'\n" in reported
+    assert "  delaywheel trace --topic bills\n" in reported
+    assert "more than a minute after the start" in reported
+    assert "trace" not in next_commands(cluster, ["bills"])
+
+
 def test_the_page_beside_it_prints_a_link_and_ends(tmp_path: Path) -> None:
     with PageProcess(["127.0.0.1:1"], tmp_path) as page:
         wait_for(lambda: page.link is not None)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import shutil
 import sys
 import tempfile
@@ -434,13 +435,15 @@ def _new_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="cluster-", dir=runs))
 
 
-def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
-    """Returns commands to try next, ready to be pasted."""
+def next_commands(cluster: LocalCluster, topics: Sequence[str], index: Path | None = None) -> str:
+    """Returns commands to try next, ready to be pasted; with the trace's index, if it has one."""
     addresses = [node.address for node in cluster.nodes]
     port = int(addresses[0].rpartition(":")[2])
     lines = [f'export PATH="{Path(sys.executable).parent}:$PATH"']
     if len(addresses) > 1 or port != KNOWN_PORT:
         lines.append(f"export DELAYWHEEL_SERVER={','.join(addresses)}")
+    if index is not None:
+        lines.append(f"export DELAYWHEEL_INDEX={shlex.quote(str(index.absolute()))}")
     lines.append("delaywheel status")
     if topics:
         lines += [
@@ -448,8 +451,16 @@ def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
             "delaywheel slots",
             f"delaywheel tail {topics[0]} --last 1 --count 1",
         ]
+    if index is not None:
+        lines.append(f"delaywheel trace --topic {topics[0] if topics else 'orders'}")
     listed = "".join(f"  {line}\n" for line in lines)
     missing = "" if topics else "A topic to send to: `--topic orders` makes one.\n"
+    if index is not None:
+        missing += (
+            "The index has its first file more than a minute after the start; until then "
+            "`delaywheel trace` has\nwhat the nodes know. Programs that send need a trace to be in "
+            "it: docs/TRACE.md.\n"
+        )
     return f"\nNext, in another terminal:\n\n{listed}\n{missing}Ctrl-C ends everything."
 
 
@@ -540,7 +551,8 @@ def _watch(
         if job is not None:
             job.watch()
         if not announced and cluster.accepts:
-            print(next_commands(cluster, topics), flush=True)
+            index = None if job is None else job.index
+            print(next_commands(cluster, topics, index), flush=True)
             announced = True
         elif announced and not shown and page and page.link is not None:
             print(f"\nIn a browser: {page.link}", flush=True)
