@@ -152,6 +152,44 @@ async def test_ways_have_what_a_viewer_may_see(ran: list[list[str]], user: PageU
     assert (await user.post("trace", {"target": "0" * 32}))[0] == 403
 
 
+async def test_ways_tell_neither_why_nor_ids_of_what_a_viewer_may_not_see(
+    monkeypatch: pytest.MonkeyPatch, ran: list[list[str]], user: PageUser
+) -> None:
+    """An error's text is content, as in a dead letter; an id belongs to its message's topic."""
+    failed = {
+        "kind": "processed",
+        "topic": "orders",
+        "why": "ValueError: '4111'",
+        "extra": {"n": 1},
+    }
+    refused = {"kind": "outcome", "topic": "orders", "why": "TOPIC_MISSING"}
+    retry = {"kind": "sent", "topic": "bills", "id": "second", "root": "first"}
+    told = {
+        "root": "first",
+        "ids": ["first", "second"],
+        "topic": "orders",
+        "steps": [
+            {"id": "first", "next_id": "second", **failed},
+            {"id": "first", **refused},
+            retry,
+        ],
+    }
+    place = {"root": "bills/0/7", "ids": [], "topic": "bills", "steps": [failed]}
+    own_place = {**place, "root": "orders/0/7", "topic": "orders"}
+    monkeypatch.setitem(TRACED, "ways", [told, place, own_place])
+    await user.sign_in("inspects")
+    first, second, third = (await user.post("trace", {"target": "0" * 32}))[1]["ways"]
+    assert (first["root"], first["ids"], first["topic"]) == ("first", ["first"], "orders")
+    hidden = {"why": None, "extra": None}
+    assert first["steps"][0] == {**failed, **hidden, "id": "first", "next_id": None}
+    assert first["steps"][1]["why"] == "TOPIC_MISSING", "nodes tell it whoever may inspect"
+    assert (second["root"], second["topic"]) == (None, None)
+    assert (third["root"], third["topic"]) == ("orders/0/7", "orders")
+    await user.sign_in("reads_all")
+    assert (await user.post("trace", {"target": "0" * 32}))[1]["ways"] == TRACED["ways"]
+    assert len(ran) == 2
+
+
 async def test_read_only_counts_letters_alone(ran: list[list[str]], node: ScriptedNode) -> None:
     async with page([node.address], read_only=True, config=Path("node.toml")) as user:
         await user.sign_in("ops")

@@ -26,6 +26,8 @@ FIELDS: Final[Fields] = {
     "limit": int,
 }
 _CONTENT: Final = ("key", "tags")
+_TOLD_CONTENT: Final = ("why", "extra")
+"""What a consumer tells: its error's text, as in the headers of a dead letter, quotes content."""
 
 
 class TraceRoutes:
@@ -73,9 +75,26 @@ def _shown(found: dict[str, Any], rights: Rights) -> dict[str, Any]:
         way["steps"] = seen
         for part in (way, *seen):
             if not rights.may(Right.READ, part.get("topic") or own):
-                part.update({name: None for name in _CONTENT if name in part})
+                told = _TOLD_CONTENT if part.get("kind") == "processed" else ()
+                part.update({name: None for name in (*_CONTENT, *told) if name in part})
+        if not rights.may_everywhere(Right.INSPECT):
+            _leave_out_others(way, rights)
     if withheld:
         found["ways"] = [way for way in found["ways"] if way["steps"]]
         text = f"steps in topics without the right 'inspect': {withheld}"
         found["missing"].append({"part": "ways", "reason": "FORBIDDEN", "message": text})
     return found
+
+
+def _leave_out_others(way: dict[str, Any], rights: Rights) -> None:
+    """Leaves out ids, places and topic of messages of which a way shows no step."""
+    ids = dict.fromkeys(step["id"] for step in way["steps"] if step.get("id"))
+    way["ids"] = [*ids]
+    if not rights.may(Right.INSPECT, way["topic"] or ""):
+        way["topic"] = None
+    for part in (way, *way["steps"]):
+        for name in ("root", "next_id"):
+            named = part.get(name) or ""
+            topic, _, is_place = named.partition("/")
+            if named not in ids and not (is_place and rights.may(Right.INSPECT, topic)):
+                part.update({name: None} if name in part else {})
