@@ -14,6 +14,8 @@ from delaywheel_trace.search.answering import NODES, PLAUSIBLE_MS, Answer
 from delaywheel_trace.search.indexes import SearchedIndex
 from delaywheel_trace.search.ways import FORWARDED, NOW, ClockDifference, Event, Step, Way
 
+_KEY_CHARACTERS: Final = 40
+"""Of a key in a table, in which all rows are as wide as the widest: a hashed one is whole."""
 _COLUMNS: Final = ("began", "root", "topic", "key", "steps", "last", "status", "at")
 
 
@@ -280,11 +282,14 @@ def _cells(way: Way) -> Sequence[object]:
     last = way.steps[-1]
     timed = [step for step in way.steps if step.told.get("time_ms") is not None]
     key = way.first("key")
+    key = None if key is None else _key_shown(key)
+    if key is not None and len(key) > _KEY_CHARACTERS:
+        key = f"{key[: _KEY_CHARACTERS - 1]}…"
     return (
         _iso(timed[0].low_ms) if timed else None,
         way.root,
         way.first("topic"),
-        key and _key_shown(key),
+        key,
         len(way.steps),
         last.kind,
         last.told.get("status"),

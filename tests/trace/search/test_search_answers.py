@@ -325,6 +325,19 @@ def test_an_index_does_not_claim_what_was_before_it(
     assert node.asked
 
 
+def test_a_long_key_does_not_widen_the_table(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    key = "k" * 200
+    index.batch(sent(key=key), sent(OTHER, key="42"))
+    asked = ("trace", "--topic", "orders", *SINCE, "--index", index.folder.uri)
+    shown = command(*asked).out
+    assert f'"{"k" * 38}…  ' in shown
+    assert '"42"' in shown
+    assert key in {way["key"] for way in command(*asked, "--json").document["ways"]}
+    assert node.asked
+
+
 def test_a_due_that_no_calendar_has_is_shown(
     command: Command, node: ScriptedNode, index: IndexMaker
 ) -> None:
