@@ -15,6 +15,7 @@ from delaywheel.client.exchange.answers import StoredMessage
 from delaywheel.client.searching import FilterOptions
 from delaywheel.client.sync import Client
 from delaywheel.errors import DelaywheelError, RefusedError
+from delaywheel.message import Handle
 from delaywheel.trace.texts import hashed, short_text
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.connection import ask
@@ -132,6 +133,8 @@ def answer(question: Question, indexes: Sequence[str], server: Nodes, timeout_s:
     nodes = AskedNodes(server, timeout_s)
     if nodes.cluster is not None:
         nodes.get(_to_ask(ways_of(events, Known()), nodes.cluster))
+        if question.target is not None and question.target.handle is not None:
+            nodes.get_handled(question.target.handle)
         _search_nodes(nodes, question, events)
     missing += nodes.missing
     since_ms, until_ms = question.window or (0, END_MS)
@@ -258,6 +261,7 @@ class AskedNodes:
         self._server: Final = server
         self._until_s: Final = time.monotonic() + timeout_s
         self._granted: list[Pattern] | None = None  # None: all
+        self._found: Final[set[Handle]] = set()
         self.cluster: str | None = None
         self.progress_ms: int | None = None
         self.events: list[dict[str, Any]] = []
@@ -274,16 +278,17 @@ class AskedNodes:
                 if name.due_ms is None or not self._may_see(topic):
                     continue
                 due, id_ = from_ms(name.due_ms), bytes.fromhex(name.id)
-                try:
-                    found = client.get(
-                        topic=topic, id=id_, due=due, find_place=find_place, timeout=self._left_s
-                    )
-                except DelaywheelError as error:
-                    if not self._note(error):
-                        return
-                    continue
-                if found is not None:
-                    self._add([found])
+                if not self._get(client, topic=topic, id=id_, due=due, find_place=find_place):
+                    return
+
+    def get_handled(self, handle: Handle) -> None:
+        """Asks for a handle's message, unless it is known.
+
+        Its second is what `search`, which finds pending messages only, does without.
+        """
+        if handle not in self._found and self._may_see(handle.topic):
+            with self._client() as client:
+                self._get(client, handle=handle, find_place=True)
 
     def search(self, topic: str | None, limit: int, options: FilterOptions) -> None:
         """Asks for pending messages."""
@@ -299,6 +304,16 @@ class AskedNodes:
             if not found.complete:
                 text = "there are more pending messages than were examined: see delaywheel search"
                 self.missing.append(Missing(NODES, "INCOMPLETE", text))
+
+    def _get(self, client: Client, **which: Any) -> bool:
+        """Asks for a message; returns whether it makes sense to ask for more."""
+        try:
+            found = client.get(timeout=self._left_s, **which)
+        except DelaywheelError as error:
+            return self._note(error)
+        if found is not None:
+            self._add([found])
+        return True
 
     def _describe(self) -> None:
         described = ask(
@@ -348,9 +363,11 @@ class AskedNodes:
 
     def _add(self, messages: Sequence[StoredMessage]) -> None:
         cluster = self.cluster or ""
+        new = [message for message in messages if message.handle not in self._found]
+        self._found.update(message.handle for message in new)
         self.events += [
             {"cluster": cluster, "told_by": NODES, **event}
-            for message in messages
+            for message in new
             for event in _events_of(message)
         ]
 

@@ -8,6 +8,8 @@ from argparse import ArgumentTypeError
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
+from delaywheel.errors import MessageInvalidError
+from delaywheel.message import Handle
 from delaywheel_replica.cli import options, seen_names
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import Command, Parser
@@ -24,10 +26,12 @@ class Target(NamedTuple):
     Attributes:
         id: 32 hexadecimal digits.
         place: Topic, partition and offset.
+        handle: That of which the id is a part; None: it was an id alone.
     """
 
     id: str | None = None
     place: tuple[str, int, int] | None = None
+    handle: Handle | None = None
 
 
 def parse_target(text: str) -> Target:
@@ -37,8 +41,13 @@ def parse_target(text: str) -> Target:
         if offset >= 1 << 63 or partition >= 1 << 31:
             raise ArgumentTypeError(f"{text!r}: no partition or offset is that large")
         return Target(place=(match[1], partition, offset))
-    of_handle = text.split(":")
-    return Target(id=parse_id(of_handle[2] if len(of_handle) == 4 else text).hex())
+    if ":" not in text:
+        return Target(id=parse_id(text).hex())
+    try:
+        handle = Handle.parse(text)
+    except MessageInvalidError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return Target(id=handle.id.hex(), handle=handle)
 
 
 def _declare(parser: Parser) -> None:

@@ -303,6 +303,32 @@ def test_what_no_index_knows_yet_is_searched_for_at_the_nodes(
     assert node.asked[-1].filter.key == b"42"
 
 
+@pytest.mark.parametrize("state", ["CANCELLED", "DELIVERED"])
+def test_a_handle_says_the_second_in_which_nodes_still_know_what_has_ended(
+    command: Command, node: ScriptedNode, index: IndexMaker, state: str
+) -> None:
+    """Nothing of it is in the index yet, and no search finds what does not wait any more."""
+    handle = f"n1.7:{DUE_MS // 1000}:{ID}:orders"
+    found = stored(getattr(pb, f"MESSAGE_STATE_{state}"))
+    node.script.append(answer(pb.GetMessageResponse(message=found)))
+    ended = command("trace", handle, "--index", index.folder.uri, "--json")
+    assert ended.code == 0
+    (way,) = ended.document["ways"]
+    assert way["steps"][-1]["status" if state == "CANCELLED" else "step"] in (state, "forwarded")
+    assert [(one.message.handle, one.find_place) for one in node.gets] == [(handle, True)]
+
+
+def test_what_a_handle_finds_is_there_once(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    found = stored(pb.MESSAGE_STATE_PENDING)
+    node.script.append(answer(pb.GetMessageResponse(message=found)))
+    node.search = answer(pb.SearchResponse(messages=[found], looked=pb.Looked(node="n1")))
+    handle = f"n1.7:{DUE_MS // 1000}:{ID}:orders"
+    (way,) = command("trace", handle, "--index", index.folder.uri, "--json").document["ways"]
+    assert [step["step"] for step in way["steps"]] == ["accepted", "now"]
+
+
 def test_that_it_was_forwarded_follows_from_progress_and_no_outcome(
     command: Command, node: ScriptedNode, index: IndexMaker
 ) -> None:
