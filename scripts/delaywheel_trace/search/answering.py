@@ -112,8 +112,14 @@ class Answer:
         if target and target.id and all(index.would_have(target.id) for index in indexes):
             began_ms = max(index.from_ms or 0 for index in indexes)
             newest_ms = min(index.newest_ms or 0 for index in indexes)
-            times = f"from {iso(began_ms)} up to {iso(newest_ms)}"
-            return f"nothing is known of it, and it would be: all were traced {times}"
+            ledger_ms = min(index.ledger_to_ms or 0 for index in indexes)
+            others = (
+                f"known up to {iso(ledger_ms)}" if ledger_ms > began_ms else "not in the index yet"
+            )
+            return (
+                "nothing is known of it, and it would be, if a program with a trace had sent it "
+                f"from {iso(began_ms)} up to {iso(newest_ms)}; what others sent is {others}"
+            )
         return "nothing is known of it, and it may not have been traced"
 
 

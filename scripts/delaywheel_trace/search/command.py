@@ -21,7 +21,7 @@ _PLACE: Final = re.compile(r"([A-Za-z0-9._-]{1,249})/(\d{1,10})/(\d{1,19})")
 
 
 class Target(NamedTuple):
-    """What is looked for by name: one of both is set.
+    """What is looked for by name: an id or a place.
 
     Attributes:
         id: 32 hexadecimal digits.

@@ -143,7 +143,7 @@ def _searched(index: SearchedIndex, *, is_one: bool) -> str:
 
 def _told(shares: Mapping[str, float], dropped: int) -> list[str]:
     """Returns which share of ways reporters tell of, and how many events they have dropped."""
-    traced = "all messages traced"
+    traced = "programs with a trace tell of all messages"
     if shares:
         named = sorted(shares.items(), key=lambda item: (item[1], item[0]))
         traced = ", ".join(f'"{name}" traces {share:.3g} of all ways' for name, share in named)

@@ -44,11 +44,23 @@ def test_nothing_known_of_what_would_be_known_is_exit_code_1(
     ended = command(*asked)
     assert ended.code == 1
     assert ended.out.startswith(
-        "nothing is known of it, and it would be: all were traced from 2030-03-17T17:00:00.000Z "
-        "up to 2030-03-17T17:46:40.250Z\n"
-        "searched: 2030-03-17T17Z to 2030-03-17T18Z, 1 file; all messages traced; 0 events dropped;"
+        "nothing is known of it, and it would be, if a program with a trace had sent it from "
+        "2030-03-17T17:00:00.000Z up to 2030-03-17T17:46:40.250Z; what others sent is not in the "
+        "index yet\n"
+        "searched: 2030-03-17T17Z to 2030-03-17T18Z, 1 file; "
+        "programs with a trace tell of all messages; 0 events dropped;"
     )
     assert node.asked[0].filter.id == bytes.fromhex(OTHER)
+
+
+def test_what_programs_without_a_trace_sent_is_known_as_far_as_the_ledger(
+    command: Command, node: ScriptedNode, index: IndexMaker, asked: tuple[str, ...]
+) -> None:
+    index.batch(sent())
+    index.accepted("n1.7", 1, [{"id": bytes.fromhex(ID), "time_ms": SENT_MS, "cluster": "shop"}])
+    said = "; what others sent is known up to 2030-03-17T18:00:00.000Z\n"
+    assert said in command(*asked).out
+    assert node.asked
 
 
 @pytest.mark.parametrize(
@@ -320,7 +332,7 @@ def test_an_index_does_not_claim_what_was_before_it(
     """Older hours are deleted."""
     index.batch(sent())
     ended = command(*asked, "--from", "2030-03-10T00:00Z")
-    assert "all were traced from 2030-03-17T17:00:00.000Z up to" in ended.out
+    assert "had sent it from 2030-03-17T17:00:00.000Z up to" in ended.out
     assert "searched: 2030-03-17T17Z to 2030-03-17T18Z" in ended.out
     assert node.asked
 

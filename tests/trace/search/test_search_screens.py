@@ -136,7 +136,8 @@ id 0190163df2a0731f8e0a4b7c9d2e6f31; topic orders-retry-billing
 id 0190163df2a0731f8e0a4b7c9d2e6f31
 18:17:10.829Z  processed  done after 12 ms (group billing, attempt 2); \
 id 0190163df2a0731f8e0a4b7c9d2e6f31; topic orders-retry-billing
-searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; all messages traced; 0 events dropped; \
+searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; \
+programs with a trace tell of all messages; 0 events dropped; \
 newest event 2030-03-17T18:17:10.842Z
 clocks agree
 """
@@ -154,7 +155,8 @@ id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 18:16:40.430Z  cancelled  due 2030-03-17T18:16:40.410Z
 19:00:00.021Z  forwarded  21 ms late, orders/0/17
 19:00:00.033Z  processed  done after 12 ms (group billing, attempt 1)
-searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; all messages traced; 0 events dropped; \
+searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; \
+programs with a trace tell of all messages; 0 events dropped; \
 newest event 2030-03-17T19:00:00.046Z
 clocks agree
 """,
@@ -173,7 +175,8 @@ id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 18:16:40.550Z  answered   committed
 19:00:00.021Z  forwarded  21 ms late, orders/0/17
 19:00:00.033Z  processed  done after 12 ms (group billing, attempt 1)
-searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; all messages traced; 0 events dropped; \
+searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; \
+programs with a trace tell of all messages; 0 events dropped; \
 newest event 2030-03-17T19:00:00.046Z
 clocks agree
 """,
@@ -184,7 +187,8 @@ clocks agree
 id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 2030-03-17
 17:46:40.250Z  sent  FORBIDDEN in 3 ms by checkout-7 (10.0.0.7), client "web"
-searched: 2030-03-17T17Z to 2030-03-17T18Z, 1 file; all messages traced; 0 events dropped; \
+searched: 2030-03-17T17Z to 2030-03-17T18Z, 1 file; \
+programs with a trace tell of all messages; 0 events dropped; \
 newest event 2030-03-17T17:46:40.254Z
 clocks agree
 """,
@@ -195,7 +199,8 @@ clocks agree
 id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 2030-03-17
 17:46:40.250Z  sent  QUOTA_EXCEEDED in 3 ms by checkout-7 (10.0.0.7), client "web"
-searched: 2030-03-17T17Z to 2030-03-17T18Z, 1 file; all messages traced; 0 events dropped; \
+searched: 2030-03-17T17Z to 2030-03-17T18Z, 1 file; \
+programs with a trace tell of all messages; 0 events dropped; \
 newest event 2030-03-17T17:46:40.254Z
 clocks agree
 """,
