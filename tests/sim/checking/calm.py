@@ -192,17 +192,18 @@ def leaderless(world: World) -> Iterator[str]:
 def wrong_candidacies(world: World) -> Iterator[str]:
     """Checks a finished run: the first candidate leads, and no other node has stood.
 
-    Where R is 1, no votes are needed: two may stand at the same time. Brokers that become slow end
-    one term: the next candidate learns by its marks how long it has to wait. Epochs are more than
-    candidacies: within a term an id is inited again where an end is in doubt, as of slow ones, and
-    nowhere else.
+    Where R is 1, no votes are needed: two may stand at the same time, and the one that leads inits
+    again what the other took. Brokers that become slow end one term: the next candidate learns by
+    its marks how long it has to wait. Epochs are more than candidacies: within a term an id is
+    inited again where an end is in doubt, as of slow ones, and nowhere else.
     """
     asks = required_answers(len(world.members), world.min_insync) > 1
     candidacies = world.kafka.candidacies
     if asks and is_calm(world.plan) and candidacies > 1:
         yield f"{candidacies} candidacies, and no reason for a second one"
     kinds = {step.kind for step in world.plan.steps if isinstance(step, Action)}
-    if kinds <= HARMLESS - INITS_AGAIN and world.kafka.inited_again:
+    is_alone = asks or candidacies == 1
+    if is_alone and kinds <= HARMLESS - INITS_AGAIN and world.kafka.inited_again:
         yield f"{world.kafka.inited_again} inits within a term, and no end was in doubt"
     if asks and is_slow(world.plan) and candidacies > SLOW_CANDIDACIES:
         yield f"{candidacies} candidacies, for no more than slow commits"
