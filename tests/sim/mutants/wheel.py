@@ -153,7 +153,7 @@ def written_is_held() -> list[Patch]:
 
 
 def missing_segments_are_finished() -> list[Patch]:
-    def lost_behind(*_: object) -> None:
+    def lost_behind(*_: object, **__: object) -> None:
         return None
 
     return [instead(recover, "lost_behind", lost_behind)]
