@@ -328,8 +328,10 @@ class _Producer(_Caller):
     def try_it(self) -> None:
         for entry in self._waiting:
             if entry.fate is Fate.UNSENT:
-                entry.fate = Fate.UNKNOWN
                 entry.sent_us = self.scheduler.now_us
+            # Another node, whose clock is behind, may take what was too late for the first one.
+            if entry.fate in {Fate.UNSENT, Fate.REFUSED}:
+                entry.fate = Fate.UNKNOWN
         attempt, asked = self.attempt, list(self._waiting)
 
         def on_answer(verdicts: Verdicts) -> None:
