@@ -162,9 +162,20 @@ class KafkaQuestions:
         found = self._offsets(places, spec, IsolationLevel.READ_COMMITTED)
         return {place: None if offset < 0 else offset for place, offset in found.items()}
 
+    def times_since(self, places: Iterable[Place], timestamp_ms: int) -> dict[Place, int | None]:
+        """Returns the timestamp of the first record with this one or a later one; None: none."""
+        spec = _spec("for_timestamp", timestamp_ms)
+        found = self._listed(places, spec, IsolationLevel.READ_UNCOMMITTED)
+        return {place: one.timestamp if one.offset >= 0 else None for place, one in found.items()}
+
     def _offsets(
         self, places: Iterable[Place], spec: OffsetSpec, isolation: IsolationLevel
     ) -> dict[Place, int]:
+        return {place: one.offset for place, one in self._listed(places, spec, isolation).items()}
+
+    def _listed(
+        self, places: Iterable[Place], spec: OffsetSpec, isolation: IsolationLevel
+    ) -> dict[Place, Any]:
         is_again = False
 
         def ask(left: list[Place], timeout_s: float) -> Mapping[Place, Future[Any]]:
@@ -180,7 +191,7 @@ class KafkaQuestions:
             )
             return {(key.topic, key.partition): future for key, future in futures.items()}
 
-        return {place: found.offset for place, found in self._answers(places, ask).items()}
+        return self._answers(places, ask)
 
     def _answers(
         self,

@@ -211,6 +211,7 @@ class IndexJob:
             self._pass_over(query, ids)
             self._from_now = False
         elif query is None:
+            self._note_what_is_gone()
             self._checkpoint.begin(ids)
         else:
             noted = self._checkpoint.topic_ids(query, ids)
@@ -236,6 +237,26 @@ class IndexJob:
         content = json.dumps(said).encode()
         self._folder.put(gap.path, lambda stream: stream.write(content))
         self._checkpoint.begin(ids)
+
+    def _note_what_is_gone(self) -> None:
+        """Notes a gap up to the first outcome that Kafka still has, if there were others before.
+
+        The ledger may go back further: what it has as accepted may have been cancelled.
+        """
+        outcomes = KafkaNames(self._cluster).outcomes
+        described = self._asked.describe([outcomes])[outcomes]
+        places = [(outcomes, p) for p in (described.partitions if described else ())]
+        firsts = self._asked.earliest(places)
+        gone = [place for place, offset in firsts.items() if offset > 0]
+        if not gone:
+            return
+        began_ms = self._asked.times_since(gone, 0).values()
+        now_ms = int(time.time() * 1000)
+        gap = Gap(0, max(now_ms if ms is None else ms for ms in began_ms), _NO_QUERY)
+        to = {outcomes: {p: offset for (_, p), offset in firsts.items()}}
+        said = {"from": {}, "to": to, "reason": "outcomes are gone"}
+        content = json.dumps(said).encode()
+        self._folder.put(gap.path, lambda stream: stream.write(content))
 
     def _run_query(self, spark: SparkSession) -> None:
         self._begin()

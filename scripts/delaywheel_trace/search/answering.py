@@ -143,8 +143,8 @@ def answer(question: Question, indexes: Sequence[str], server: Nodes, timeout_s:
             nodes.get_handled(question.target.handle)
         _search_nodes(nodes, question, events)
     missing += nodes.missing
-    since_ms, until_ms = question.window or (0, END_MS)
-    known = Known(nodes.cluster, nodes.progress_ms, _done_ms(searched, until_ms), since_ms)
+    window = question.window or (0, END_MS)
+    known = Known(nodes.cluster, nodes.progress_ms, _outcomes_ms(searched, window))
     ways = ways_of([*events, *nodes.events], known)
     if question.target is None:
         searched.more |= len(ways) > question.limit
@@ -238,18 +238,24 @@ def _following(step: Any, name: MessageName) -> MessageName | None:
     return MessageName(name.cluster, told.get("next_id") or name.id, told["to_ms"])
 
 
-def _done_ms(searched: SearchedIndexes, until_ms: int) -> dict[str, int]:
-    """Returns up to when an index has all outcomes of its cluster, by what it has as newest.
+def _outcomes_ms(searched: SearchedIndexes, window: tuple[int, int]) -> dict[str, tuple[int, int]]:
+    """Returns from when up to when an index has all outcomes of its cluster, by its newest event.
 
-    What files had that were not searched, or could not be read, nobody knows.
+    What files had that were not searched, or could not be read, nobody knows; what came before a
+    gap may have ended in it.
     """
     if searched.missing:
         return {}
     clusters = {e["index"]: e["cluster"] for e in searched.events if e.get("cluster")}
+    indexes = {cluster: searched.indexes[number] for number, cluster in clusters.items()}
+    since_ms, until_ms = window
     return {
-        cluster: min(searched.indexes[number].newest_ms or 0, until_ms)
-        for number, cluster in clusters.items()
-        if not searched.indexes[number].gaps and not searched.indexes[number].bad
+        cluster: (
+            max([since_ms, *(gap.to_ms for gap in index.gaps)]),
+            min(index.newest_ms or 0, until_ms),
+        )
+        for cluster, index in indexes.items()
+        if not index.bad
     }
 
 

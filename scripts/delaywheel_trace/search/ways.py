@@ -134,14 +134,12 @@ class Known:
     Attributes:
         cluster: Of the nodes that were asked.
         progress_ms: Everything of this cluster with a due up to here is done.
-        done_ms: Up to when the outcomes of a cluster are in its index without a gap.
-        since_ms: From when on.
+        outcomes_ms: From when up to when the outcomes of a cluster are in its index without a gap.
     """
 
     cluster: str | None = None
     progress_ms: int | None = None
-    done_ms: Mapping[str, int] = field(default_factory=dict)
-    since_ms: int = 0
+    outcomes_ms: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def ways_of(events: Iterable[Event], known: Known) -> list[Way]:
@@ -339,14 +337,14 @@ def _forwarded(name: MessageName, steps: Sequence[Step], known: Known) -> Iterat
             place["late_ms"] = time_ms - name.due_ms
         yield Step({**follows, **place, "time_ms": time_ms}, time_ms, time_ms + 1, 3)
         return
+    since_ms, until_ms = known.outcomes_ms.get(name.cluster, (0, 0))
     is_accepted = any(
-        t["kind"] == "accepted" and (t.get("time_ms") or 0) >= known.since_ms for t in taken
+        t["kind"] == "accepted" and (t.get("time_ms") or 0) >= since_ms for t in taken
     )
     is_other = any(step.level in (2, 3) or step.kind == NOW for step in steps)
     if not is_accepted or is_other or name.cluster != known.cluster or known.progress_ms is None:
         return
-    seen_ms = known.done_ms.get(name.cluster, 0) - _OUTCOMES_LATER_MS
-    if name.due_ms <= min(known.progress_ms, seen_ms):
+    if name.due_ms <= min(known.progress_ms, until_ms - _OUTCOMES_LATER_MS):
         yield Step({**follows, "topic": topic}, None, None, 3)
 
 

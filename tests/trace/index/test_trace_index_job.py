@@ -185,6 +185,23 @@ def test_records_that_are_gone_end_it_and_from_now_on_the_gap_is_noted(
     assert sum(bad.records for bad in told.layout().bad) == 1
 
 
+def test_outcomes_that_are_gone_before_an_index_begins_are_a_gap_up_to_the_first_that_is_there(
+    told: Told, spark: SparkSession
+) -> None:
+    told.send(1, b"{}")
+    time.sleep(0.01)
+    told.send(1, b"{}")
+    place = TopicPartition(told.topics[1], 0, 1)
+    admin = AdminClient({"bootstrap.servers": told.kafka.address})
+    admin.delete_records([place])[place].result(60)
+    gone_ms = int(time.time() * 1000)
+    with running(told, spark) as failures:
+        wait_for(lambda: len(told.layout().bad) == 1, failures)
+    (gap,) = told.layout().gaps
+    assert gap.from_ms == 0
+    assert gone_ms - 60_000 < gap.to_ms <= gone_ms
+
+
 def test_topics_that_were_made_anew_end_it(told: Told, spark: SparkSession) -> None:
     for _ in range(3):
         told.tell(1)

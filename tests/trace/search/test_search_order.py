@@ -166,7 +166,8 @@ def test_what_was_rescheduled_is_over_under_its_first_due() -> None:
 
 
 def test_what_has_another_end_was_not_forwarded() -> None:
-    known = Known("c", NOW_MS + 1, {"c": NOW_MS + 100_000})
+    done_ms = NOW_MS + 100_000
+    known = Known("c", NOW_MS + 1, {"c": (NOW_MS - 9, done_ms)})
     accepted = event("accepted", NOW_MS - 9)
     (way,) = ways_of([accepted], known)
     assert [step.kind for step in way.steps] == ["accepted", FORWARDED]
@@ -182,6 +183,10 @@ def test_what_has_another_end_was_not_forwarded() -> None:
             known,
         )
         assert FORWARDED not in [step.kind for step in way.steps]
-    for less in (Known("c", NOW_MS - 1, known.done_ms), Known("c", NOW_MS, {"c": NOW_MS})):
+    for less in (
+        Known("c", NOW_MS - 1, known.outcomes_ms),
+        Known("c", NOW_MS, {"c": (0, NOW_MS)}),
+        Known("c", NOW_MS, {"c": (NOW_MS - 8, done_ms)}),
+    ):
         (way,) = ways_of([accepted], less)
         assert [step.kind for step in way.steps] == ["accepted"]

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_trace.index.layout import Gap
 from support.clients.command import Command
 from support.clients.fake_service import abort, answer
 from support.clients.scripted_node import ScriptedNode
-from support.wheels.indexes import Event, IndexMaker
+from support.wheels.indexes import QUERY, Event, IndexMaker
 
 SENT_MS = 1_900_000_000_250
 DUE_MS = 1_900_001_800_410
@@ -367,6 +368,10 @@ def test_nothing_is_forwarded_for_want_of_files_that_would_say_otherwise(
     assert "forwarded  to orders" in command(*asked).out
     assert "forwarded  to orders" not in command(*asked, "--to", "2030-03-17T18:00Z").out
     assert "forwarded  to orders" not in command(*asked, "--from", "2030-03-17T17:50Z").out
+    for gap_to_ms, follows in ((SENT_MS - 1_000, True), (SENT_MS + 1_000, False)):
+        gap = Gap(0, gap_to_ms, QUERY)
+        index.folder.put(gap.path, lambda stream: stream.write(b"{}"))
+        assert ("forwarded  to orders" in command(*asked).out) is follows
     assert node.described
 
 
