@@ -17,6 +17,7 @@ from delaywheel_trace.index.folder import IndexFolder, IndexUnreadableError
 from delaywheel_trace.index.layout import (
     CLOCKS_DIFFER_MS,
     HOUR_MS,
+    AcceptedFile,
     BatchFile,
     EventFile,
     Gap,
@@ -64,7 +65,8 @@ class SearchedIndex:
         gaps: Times in it that were never read.
         bad: How many records of it could not be read when they came.
         ledger_to_ms: How far it has rows of the ledger; None: it has none.
-        newest_ms: The time of its newest event; None: unknown.
+        arrived_ms: The end of the hour in which the last of its events arrived that were searched.
+        newest_ms: The time of its newest event, as far as clocks are believed; None: unknown.
         shares: Clients that trace a share of ways only, with that; None: unknown, as a search
             that was cut has not asked.
         dropped: How many events reporters have dropped; None: unknown.
@@ -77,6 +79,7 @@ class SearchedIndex:
     gaps: Sequence[Gap] = ()
     bad: int = 0
     ledger_to_ms: int | None = None
+    arrived_ms: int = 0
     newest_ms: int | None = None
     shares: dict[str, float] | None = None
     dropped: int | None = None
@@ -128,6 +131,7 @@ def search_indexes(
     for _ in range(_LISTINGS):
         searched, chunks = _listed(uris, window)
         asked = {**question, "limit": limit, "columns": COLUMNS, "identity": IDENTITY}
+        asked["arrived_ms"] = [index.arrived_ms for index in searched.indexes]
         request = json.dumps({**asked, "chunks": [chunk.request for chunk in chunks]})
         if not chunks or _looked(searched, chunks, request, until_s - time.monotonic()):
             return searched
@@ -186,6 +190,8 @@ def _files_of(
     to_ms = max(hours) + HOUR_MS if to_ms == END_MS else to_ms
     index.from_ms, index.to_ms = max(from_ms, min(*hours, to_ms)), to_ms
     index.files = len(files)
+    arrived = (file.hour_ms + HOUR_MS for file in files if not isinstance(file, AcceptedFile))
+    index.arrived_ms = max(arrived, default=0)
     index.gaps = layout.gaps_between(index.from_ms, index.to_ms)
     index.bad = layout.bad_between(index.from_ms, index.to_ms)
     index.ledger_to_ms = max(layout.ends_ms().values(), default=None)

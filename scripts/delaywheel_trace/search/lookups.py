@@ -77,9 +77,9 @@ class Lookups:
     """One search.
 
     Args:
-        request: `chunks`, lists of paths with the place of their index; the `columns` of events
-            with their types, and those of their `identity`; `id`, `place` or `having`, which is
-            what rows have; `limit`, of ways.
+        request: `chunks`, lists of paths with the place of their index; `arrived_ms`, of each index
+            by when all of it had arrived; the `columns` of events with their types, and those of
+            their `identity`; `id`, `place` or `having`, which is what rows have; `limit`, of ways.
     """
 
     def __init__(self, request: Mapping[str, Any]) -> None:
@@ -203,8 +203,10 @@ class Lookups:
             for reporter, number, count in self._run(sql, chunk, {}):
                 dropped[reporter, number] = count
             if newest_ms is None:  # the first chunk has what arrived last
-                sql = f"SELECT max(time_ms) {_FROM} WHERE kind <> 'accepted'"
-                newest_ms = max((t for (t,) in self._run(sql, chunk, {}) if t), default=None)
+                # What says that it is later than it arrived is told by a clock that is ahead.
+                sql = f"SELECT max(time_ms) {_FROM} WHERE kind <> 'accepted' AND time_ms < $until"
+                until = {"until": self._request["arrived_ms"][index]}
+                newest_ms = max((t for (t,) in self._run(sql, chunk, until) if t), default=None)
         told = {"shares": shares, "dropped": sum(dropped.values()), "newest_ms": newest_ms}
         return {"index": index, **told}
 

@@ -103,9 +103,10 @@ def test_a_search_finds_what_a_scan_finds(
 
 
 def searched(folder: str, question: dict[str, Any]) -> list[Any]:
-    _, chunks = _listed([folder], None)
+    listed, chunks = _listed([folder], None)
     request = {**question, "limit": 100, "columns": COLUMNS, "identity": IDENTITY}
     request["chunks"] = [chunk.request for chunk in chunks]
+    request["arrived_ms"] = [index.arrived_ms for index in listed.indexes]
     with redirect_stdout(io.StringIO()) as said:
         Lookups(json.loads(json.dumps(request))).run()
     lines = [json.loads(line) for line in said.getvalue().splitlines()]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_trace.index.layout import Gap
+from delaywheel_trace.index.layout import HOUR_MS, Gap
 from support.clients.command import Command
 from support.clients.fake_service import abort, answer
 from support.clients.scripted_node import ScriptedNode
@@ -89,16 +89,18 @@ def retried(index: IndexMaker) -> None:
         processed(status="RETRIED", handler_us=340_000, time_ms=DUE_MS + 373, **after),
     )
     second = {**message(NEXT, again_ms, retry), "root": ID, "attempt": 2, "offset": 4}
-    index.batch(processed(**second, time_ms=again_ms + 92))
     index.accepted("n1.7", 1_310_398, [accepted()])
+    index.hour_ms += HOUR_MS
+    index.batch(processed(**second, time_ms=again_ms + 92))
     index.accepted("n2.4", 77, [accepted(**message(NEXT, again_ms, retry), time_ms=DUE_MS + 372)])
 
 
 def rescheduled(index: IndexMaker) -> None:
     index.batch(sent(), changed("RESCHEDULE", "RESCHEDULED", to_ms=LATER_MS))
-    index.batch(outcome("cancelled"), processed(**message(due_ms=LATER_MS), time_ms=LATER_MS + 46))
     index.accepted("n1.7", 1_310_398, [accepted()])
     index.accepted("n1.7", 1_310_420, [accepted(due_ms=LATER_MS, time_ms=SENT_MS + 322_768)])
+    index.hour_ms += 2 * HOUR_MS
+    index.batch(outcome("cancelled"), processed(**message(due_ms=LATER_MS), time_ms=LATER_MS + 46))
 
 
 def decided_by_a_check(index: IndexMaker) -> None:
@@ -107,13 +109,14 @@ def decided_by_a_check(index: IndexMaker) -> None:
     letter |= {"forwarded_ms": None}
     verdict = {"status": "COMMITTED", "to_ms": LATER_MS, "time_ms": DUE_MS + 90}
     index.batch(sent(), processed(**letter, **verdict))
+    index.accepted("n1.7", 1_310_398, [accepted()])
+    index.accepted("n2.4", 77, [accepted(due_ms=LATER_MS, time_ms=DUE_MS + 130)])
+    index.hour_ms += 2 * HOUR_MS
     index.batch(
         outcome("asked"),
         outcome("answered", 2, what="committed", time_ms=DUE_MS + 140),
         processed(**message(due_ms=LATER_MS), time_ms=LATER_MS + 46),
     )
-    index.accepted("n1.7", 1_310_398, [accepted()])
-    index.accepted("n2.4", 77, [accepted(due_ms=LATER_MS, time_ms=DUE_MS + 130)])
 
 
 def refused(status: str) -> Any:
@@ -137,7 +140,7 @@ id 0190163df2a0731f8e0a4b7c9d2e6f31; topic orders-retry-billing
 id 0190163df2a0731f8e0a4b7c9d2e6f31
 18:17:10.829Z  processed  done after 12 ms (group billing, attempt 2); \
 id 0190163df2a0731f8e0a4b7c9d2e6f31; topic orders-retry-billing
-searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; \
+searched: 2030-03-17T17Z to 2030-03-17T19Z, 4 files; \
 programs with a trace tell of all messages; 0 events dropped; \
 newest event 2030-03-17T18:17:10.842Z
 clocks agree
@@ -156,7 +159,7 @@ id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 18:16:40.430Z  cancelled  due 2030-03-17T18:16:40.410Z
 19:00:00.021Z  forwarded  21 ms late, orders/0/17
 19:00:00.033Z  processed  done after 12 ms (group billing, attempt 1)
-searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; \
+searched: 2030-03-17T17Z to 2030-03-17T20Z, 4 files; \
 programs with a trace tell of all messages; 0 events dropped; \
 newest event 2030-03-17T19:00:00.046Z
 clocks agree
@@ -176,7 +179,7 @@ id 0190163d8694739b8d3f8a4d6a1f5d10  topic orders  key "42"  tags eu,retry-me
 18:16:40.550Z  answered   committed
 19:00:00.021Z  forwarded  21 ms late, orders/0/17
 19:00:00.033Z  processed  done after 12 ms (group billing, attempt 1)
-searched: 2030-03-17T17Z to 2030-03-17T18Z, 4 files; \
+searched: 2030-03-17T17Z to 2030-03-17T20Z, 4 files; \
 programs with a trace tell of all messages; 0 events dropped; \
 newest event 2030-03-17T19:00:00.046Z
 clocks agree
@@ -338,8 +341,10 @@ def test_what_a_handle_finds_is_there_once(
 def test_that_it_was_forwarded_follows_from_progress_and_no_outcome(
     command: Command, node: ScriptedNode, index: IndexMaker
 ) -> None:
-    index.batch(sent(), sent(id=bytes(16), row=1, time_ms=DUE_MS + 100_000))
+    index.batch(sent())
     index.accepted("n1.7", 1_310_398, [accepted()])
+    index.hour_ms += HOUR_MS
+    index.batch(sent(id=bytes(16), time_ms=DUE_MS + 100_000))
     asked = ("trace", ID, "--index", index.folder.uri)
     assert "forwarded  to orders, due 2030-03-17T18:16:40.410Z" in command(*asked).out
     place = pb.KafkaPlace(topic="orders", partition=3, offset=8)
@@ -352,12 +357,26 @@ def test_that_it_was_forwarded_follows_from_progress_and_no_outcome(
     assert "forwarded" not in command(*asked).out
 
 
+def test_nothing_is_forwarded_on_the_word_of_a_clock_that_is_years_ahead(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    """Its event arrived while the index had nothing else of the hour of the due yet."""
+    index.batch(sent(), sent(id=bytes(16), row=1, time_ms=DUE_MS + 40_000_000_000))
+    index.accepted("n1.7", 1_310_398, [accepted()])
+    shown = command("trace", ID, "--index", index.folder.uri).out
+    assert "forwarded" not in shown
+    assert "newest event 2030-03-17T17:46:40.264Z" in shown
+    assert node.described
+
+
 def test_nothing_is_forwarded_for_want_of_files_that_would_say_otherwise(
     command: Command, node: ScriptedNode, index: IndexMaker
 ) -> None:
     """It was cancelled, and what says so is damaged, or in an hour that is not searched."""
-    index.batch(sent(), sent(id=bytes(16), row=1, time_ms=DUE_MS + 100_000))
+    index.batch(sent())
     index.accepted("n1.7", 1_310_398, [accepted()])
+    index.hour_ms += HOUR_MS
+    index.batch(sent(id=bytes(16), time_ms=DUE_MS + 100_000))
     damaged = index.batch({**message(), "kind": "outcome", "status": "cancelled"})
     Path(index.folder.full(damaged.path)).write_bytes(b"PAR1")
     asked = ("trace", ID, "--index", index.folder.uri)
