@@ -89,7 +89,7 @@ def init(
 def _write(files: Mapping[str, str], hosts: Iterable[str], out: Path, *, closed: bool) -> Config:
     """Writes all files, or none; returns the settings of one of the nodes."""
     disk = PosixDisk()
-    if out.is_dir() and out.samefile("."):  # whose shell is in it would be nowhere
+    if disk.exists(out) and out.samefile("."):  # whose shell is in it would be nowhere
         raise _in_use(out)
     try:
         beside = next(folder for folder in out.absolute().parents if disk.exists(folder))
