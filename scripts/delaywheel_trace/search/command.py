@@ -6,15 +6,16 @@ import os
 import re
 from argparse import ArgumentTypeError
 from importlib.util import find_spec
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from delaywheel.errors import MessageInvalidError
-from delaywheel.message import Handle
 from delaywheel_replica.cli import options, seen_names
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import Command, Parser
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import parse_id, parse_time_ms
+
+if TYPE_CHECKING:
+    from delaywheel.message import Handle
 
 INDEX_VARIABLE: Final = "DELAYWHEEL_INDEX"
 _PLACE: Final = re.compile(r"([A-Za-z0-9._-]{1,249})/(\d{1,10})/(\d{1,19})")
@@ -43,6 +44,9 @@ def parse_target(text: str) -> Target:
         return Target(place=(match[1], partition, offset))
     if ":" not in text:
         return Target(id=parse_id(text).hex())
+    from delaywheel.errors import MessageInvalidError  # noqa: PLC0415 - not for `--help`
+    from delaywheel.message import Handle  # noqa: PLC0415
+
     try:
         handle = Handle.parse(text)
     except MessageInvalidError as error:
