@@ -338,13 +338,18 @@ def test_what_a_handle_finds_is_there_once(
     assert [step["step"] for step in way["steps"]] == ["accepted", "now"]
 
 
-def test_that_it_was_forwarded_follows_from_progress_and_no_outcome(
-    command: Command, node: ScriptedNode, index: IndexMaker
-) -> None:
+def fill_beyond_its_due(index: IndexMaker) -> None:
+    """Puts an accepted message into an index, and an event that is later than its due."""
     index.batch(sent())
     index.accepted("n1.7", 1_310_398, [accepted()])
     index.hour_ms += HOUR_MS
     index.batch(sent(id=bytes(16), time_ms=DUE_MS + 100_000))
+
+
+def test_that_it_was_forwarded_follows_from_progress_and_no_outcome(
+    command: Command, node: ScriptedNode, index: IndexMaker
+) -> None:
+    fill_beyond_its_due(index)
     asked = ("trace", ID, "--index", index.folder.uri)
     assert "forwarded  to orders, due 2030-03-17T18:16:40.410Z" in command(*asked).out
     place = pb.KafkaPlace(topic="orders", partition=3, offset=8)
@@ -373,10 +378,7 @@ def test_nothing_is_forwarded_for_want_of_files_that_would_say_otherwise(
     command: Command, node: ScriptedNode, index: IndexMaker
 ) -> None:
     """It was cancelled, and what says so is damaged, or in an hour that is not searched."""
-    index.batch(sent())
-    index.accepted("n1.7", 1_310_398, [accepted()])
-    index.hour_ms += HOUR_MS
-    index.batch(sent(id=bytes(16), time_ms=DUE_MS + 100_000))
+    fill_beyond_its_due(index)
     damaged = index.batch({**message(), "kind": "outcome", "status": "cancelled"})
     Path(index.folder.full(damaged.path)).write_bytes(b"PAR1")
     asked = ("trace", ID, "--index", index.folder.uri)
