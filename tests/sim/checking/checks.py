@@ -802,6 +802,7 @@ class Checks:
         for entry in self._book.entries.values():
             if entry.fate is Fate.REFUSED and self._truth.copies[entry.key]:
                 self._fail(f"{entry} was written, and its caller was told that it is refused")
+            self._check_told(entry)
             if entry.fate is not Fate.ACKNOWLEDGED or self._has_end(entry):
                 continue
             if self._is_far_ahead(entry):
@@ -822,6 +823,18 @@ class Checks:
             assert node.server is not None
             if node.server.driver.refusal is MemberRefusal.NOT_ENOUGH_REPLICAS:
                 self._fail(f"{node.name} still refuses messages, and nothing is wrong any more")
+
+    def _check_told(self, entry: Entry) -> None:
+        """Checks that a rescheduled message which went with a frame was reported with one."""
+        if entry.fate is not Fate.ACKNOWLEDGED or entry.key not in self.rescheduled:
+            return
+        family = self._book.family(entry)
+        copies = {name for each in family for name in self._truth.copies[each.key]}
+        last = (each for each in family if each.key not in self.rescheduled)
+        is_ended = bool(self.deliveries(entry)) or any(map(self.is_ended, last))
+        is_told = is_ended or any(name in self.lost for name in copies)
+        if self._truth.is_any_gone(copies) and not is_told:
+            self._fail(f"{entry} went with one of {sorted(copies)}, and that was never reported")
 
     def _check_copies(self, node: SimNode) -> None:
         for wheel in _wheels(node):

@@ -226,16 +226,16 @@ def other_dues_without_rows(script: Script) -> None:
 
 @DELIVERY(r"a bad sector in slot", r"reschedule .*to_ms", r"reports lost a\.1/1")
 def unreadable_original(script: Script) -> None:
-    """A lone node can no longer read what it is to copy, though all of it was taken.
+    """A lone node can no longer read what it is to copy, though all of its second was taken.
 
-    If only its row is gone, the slot file still has the frame.
+    Its disk hangs before the copy is written, and its server dies.
     """
     script.cluster("a", 1)
-    script.do(2_500, "kafka_faults", changes={"way_us": (20_000, 30_000)}, ms=12_000)
     first = script.send(3_000, "a", delay_ms=5_500)
-    script.reschedule(8_000, first, 700, "a")
-    what = script.random.choice(("slot", "index"))
-    script.do(script.about(8_015), "bad_sector", node="a", what=what, choice=0)
+    script.reschedule(7_800, first, 900, "a")
+    script.do(7_804, "slow_disk", node="a", us=2_500_000, ms=30)
+    script.do(script.about(9_450), "bad_sector", node="a", what="slot", choice=0)
+    script.do(9_560, "kill_server", node="a")
     script.until_ms = 75_000  # what cannot be read is lost a minute after its second
 
 

@@ -191,8 +191,8 @@ def rescheduled_is_not_withdrawn() -> list[Patch]:
     return [everywhere(rescheduling.withdrawn, lambda _: frozenset())]
 
 
-def unreadable_originals_are_forgotten() -> list[Patch]:
-    return [everywhere(rescheduling.overdue, lambda _: {})]
+def lost_originals_are_forgotten() -> list[Patch]:
+    return [everywhere(rescheduling.uncopied, lambda _state, _after, _situation: set())]
 
 
 def proposals_are_not_looked_at_again() -> list[Patch]:
@@ -388,10 +388,10 @@ FORWARDING = {
         "delivered twice, at several dues|reported rescheduled after",
         ("other_dues", "passed_dues"),
     ),
-    "unreadable originals are forgotten": Mutant(
-        "nobody looks for the frame that a message is to be copied from, all else of it being done",
-        unreadable_originals_are_forgotten,
-        "rescheduled and not settled",
+    "lost originals are forgotten": Mutant(
+        "nobody reports the frame that a message was to be copied from, all else of it being done",
+        lost_originals_are_forgotten,
+        "never reported",
         ("unreadable_original",),
     ),
     "proposals are not looked at again": Mutant(

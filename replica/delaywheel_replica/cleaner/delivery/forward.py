@@ -60,8 +60,8 @@ from delaywheel_replica.core.leader.pacing import CapLimits, Load, Pace, first_p
 from delaywheel_replica.core.leader.rescheduling import (
     Rescheduling,
     open_proposals,
-    overdue,
     passing,
+    uncopied,
     withdrawn,
 )
 from delaywheel_replica.core.protocol.control import (
@@ -457,7 +457,7 @@ class Forwarder:
         if looked.kept:
             situation = replace(situation, looked_for=todo.lost - looked.kept)
             todo = self._what_to_do(progress, situation)
-        needed = {(place.wheel, place.seq) for place in overdue(self.state)}
+        needed = uncopied(self.state, todo.progress, situation.rescheduling)
         lost = (
             each
             for each in looked.lost
@@ -479,7 +479,6 @@ class Forwarder:
         if step is not None:
             self._dead_letters.committed()
             self._reader.done(step, todo.progress)
-            self._reader.want(overdue(self.state))
         elif todo.unregistered or is_set_back:
             self._reading = False  # its progress is elsewhere: start over
 

@@ -18,10 +18,9 @@ from delaywheel_replica.cleaner.due.given_up import Looked, look_at
 from delaywheel_replica.cleaner.due.runs import WheelNumbers
 from delaywheel_replica.cleaner.due.steps import Draft, Step
 from delaywheel_replica.cleaner.due.tail import Tail
-from delaywheel_replica.cleaner.due.unreadable import AwaitedFrames
 from delaywheel_replica.cleaner.due.window import Window
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 
 __all__ = ["DueReader", "Step"]
@@ -73,8 +72,6 @@ class DueReader:
         self._lost = NO_FRAMES
         self._withdrawn: frozenset[MessageKey] = frozenset()
         self._looked_ms: int | None = None
-        self._wanted: Mapping[Position, int] = {}
-        self._unread = AwaitedFrames([])
         self._unreadable_rows = UnreadableRows()
         self._lacks_some = False  # of V, by the last look
 
@@ -85,31 +82,13 @@ class DueReader:
         self._limits = {}
         self._lacks_some = False
         self._looked_ms = None
-        self._wanted, self._unread = {}, AwaitedFrames([])
         self._window.start(progress)
         self._tail.start(progress)
 
     @property
     def unreadable(self) -> FrameSet:
         """The awaited frames: the first of each wheel and second."""
-        return FrameSet(
-            [*self._tail.unreadable(), *self._window.unreadable(), *self._unread.reported()]
-        )
-
-    def want(self, places: Mapping[Position, int]) -> None:
-        """Waits for frames that are taken, but have messages to be read again.
-
-        Args:
-            places: Positions of these messages -> their seconds.
-        """
-        if places == self._wanted:
-            return
-        unread = AwaitedFrames([])
-        for place, slot in places.items():
-            frame, reader = (place.wheel, place.seq), self._tail.readers.get(place.wheel)
-            if reader is not None and (place not in self._wanted or frame in self._unread):
-                unread.want(reader, place.seq, slot)
-        self._wanted, self._unread = places, unread
+        return FrameSet([*self._tail.unreadable(), *self._window.unreadable()])
 
     def look_at_lost(self, frames: FrameSet, now_ms: int, *, floor: int) -> Looked:
         """Returns the index rows of frames to be given up, and which frames are kept."""
@@ -217,8 +196,6 @@ class DueReader:
             self._looked_ms = now_ms
             self._tail.look_again(floor=self._progress.floor)
             self._window.look_again(self._tail.readers, self._tail.lost)
-            floor, lost = self._progress.floor, self._tail.lost
-            self._unread.look_again(self._tail.readers, lost, floor=floor)
 
     def _may_move(self, now_ms: int) -> bool:
         """Whether the clock has passed w and this node holds everything in V."""

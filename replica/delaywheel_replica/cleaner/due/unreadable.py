@@ -4,7 +4,6 @@
 |---|---|
 | is not admitted yet | its wheel: V rests in front of it |
 | is admitted, in a second that is read | that second: w rests in front of it |
-| is done, except for a message that has another due and no copy there | that message |
 
 A frame is waited for until it can be read, because it was repaired from another member, or until
 it is committed as lost.
@@ -14,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import FrameName, FrameRange, FrameSet
 
@@ -40,12 +38,6 @@ class AwaitedFrames:
     def reported(self) -> Iterable[FrameRange]:
         """The first awaited frames; later ones are reported once these are available."""
         return islice(self._frames.ranges(), REPORTED_RANGES)
-
-    def want(self, reader: WheelReader, seq: int, slot: int) -> None:
-        """Waits for a frame of a slot if it cannot be read."""
-        found = reader.slot_frames(slot, seq, from_seq=seq)
-        if not any(isinstance(frame, Frame) for frame in found):
-            self._frames |= FrameSet.of([(reader.wheel, seq)])
 
     def look_again(
         self, readers: Mapping[WheelId, WheelReader], lost: FrameSet, *, floor: int

@@ -30,7 +30,7 @@ from delaywheel_replica.core.protocol.control import (
     ControlState,
     reschedule_record,
 )
-from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
     Reschedule,
@@ -151,17 +151,19 @@ def passing(state: ControlState, after: Progress) -> list[MessageKey]:
     ]
 
 
-def overdue(state: ControlState) -> dict[Position, int]:
-    """Returns sources of copies that were put off more than once, with their seconds.
+def uncopied(
+    state: ControlState, after: Progress, situation: Rescheduling
+) -> set[tuple[WheelId, int]]:
+    """Returns frames with messages that have no copy yet: who gives one up, loses these.
 
-    The leader's node may be unable to read such a frame. As everything else in the frame is done,
-    nothing else waits for it: without the record it would be neither fetched from another member
-    nor given up.
+    All else in such a frame may be done.
     """
+    written = {each.key: each for each in situation.written}
     return {
-        record.place: key.due_ms // 1000
+        (record.place.wheel, record.place.seq)
         for key, record in state.reschedules.items()
-        if not record.is_written and len(record.passed) > 1
+        if (record.to_ms > after.due_ms or key in situation.absent)
+        and not _next(key, record, written.get(key), state, after).is_written
     }
 
 
