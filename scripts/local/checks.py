@@ -184,19 +184,19 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
         ("env", f"{BROKER_VARIABLE}={listener}", *pytest) for listener in listeners
     )
     return (
-        Step("pytest brokers", (*pytest, BROKERS, *_ignored(EACH_AWAY))),
-        Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
-        Step("pytest consumers", (*consumers, *CONSUMERS)),
-        Step("pytest one node", (*one_node, ONE_NODE)),
-        # What computes a whole core is not to be alone at the end.
-        Step("pytest spark", (*spark, *SPARK)),
         # Its tests start processes, too: at the end, alone, they would leave a core idle.
         Step("pytest", (*without, *_ignored(SIMULATION, SERVER, *SECURED, *CORE))),
-        Step("pytest kafka", (*kafka, *KAFKA)),
-        *slow,
-        Step("pytest cleaner", (*cleaner, CLEANER)),
-        Step("pytest serving", (*without, SERVING)),
+        Step("pytest consumers", (*consumers, *CONSUMERS)),
+        # What computes a whole core is not to be alone at the end.
+        Step("pytest spark", (*spark, *SPARK)),
         Step("pytest secured", (*without, *SECURED)),
+        Step("pytest kafka", (*kafka, *KAFKA)),
+        Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
+        Step("pytest cleaner", (*cleaner, CLEANER)),
+        Step("pytest one node", (*one_node, ONE_NODE)),
+        Step("pytest serving", (*without, SERVING)),
+        Step("pytest brokers", (*pytest, BROKERS, *_ignored(EACH_AWAY))),
+        *slow,
     )
 
 

@@ -60,7 +60,6 @@ wheel_beats = st.builds(
     missing=st.sets(st.integers(1, 99), max_size=9).map(SeqSet.of),
 )
 fences = st.builds(Fence, node_ids, st.integers(1, 9))
-frame_names = st.tuples(wheel_ids, st.integers(1, 99))
 terms = st.builds(
     LeaderTerm,
     epoch=seqs,
