@@ -211,7 +211,9 @@ class DelayWheelService:
         if context.caller.rights.may_everywhere(Right.READ):
             return answer
         shown = shown_to(context.caller, answer.messages)
-        return pb.GetSlotResponse(messages=shown, next_page_token=answer.next_page_token)
+        return pb.GetSlotResponse(
+            messages=shown, next_page_token=answer.next_page_token, silent=answer.silent
+        )
 
     async def DescribeCluster(
         self, request: pb.DescribeClusterRequest, context: CallContext

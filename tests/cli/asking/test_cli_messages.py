@@ -123,7 +123,16 @@ def test_slot_as_json(command: Command, node: ScriptedNode) -> None:
         "slot": 1_900_000_000,
         "messages": [STORED],
         "complete": True,
+        "silent": [],
     }
+
+
+def test_slot_says_who_has_not_listed_all(command: Command, node: ScriptedNode) -> None:
+    why = "it has still to verify 1 wheel"
+    node.get_slot = answer(pb.GetSlotResponse(silent=[pb.Silence(node="n1", why=why)]))
+    document = command("slot", "1900000000", "--json").document
+    assert (document["complete"], document["silent"]) == (False, [{"node": "n1", "why": why}])
+    assert f"not all is listed by n1: {why}" in command("slot", "1900000000").err
 
 
 def test_slot_with_content(command: Command, node: ScriptedNode) -> None:

@@ -218,6 +218,10 @@ async def test_a_list_says_whose_wheels_are_not_verified_yet(
     queries._view = node_view(lambda: replace(status, heartbeat=verifying))
     answer = await asking_of(queries).list_slots(pb.ListSlotsRequest(all_members=of_all), None)
     assert ("a", "it has still to verify 1 wheel") in {(row.node, row.why) for row in answer.silent}
+    second = await queries.get_slot(pb.GetSlotRequest(slot=1_900_000_000))
+    assert [(row.node, row.why) for row in second.silent] == [
+        ("a", "it has still to verify 1 wheel")
+    ]
 
 
 async def test_who_has_others_asked_for_much_waits_for_itself(queries: Queries) -> None:

@@ -9,7 +9,7 @@ index of ids yet, however many messages a call names.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -437,9 +437,7 @@ class Queries:
             counted_by=[status.heartbeat.node],
             bucket_seconds=request.bucket_seconds,
         )
-        if verifying := status.heartbeat.verifying:
-            why = f"it has still to verify {counted(len(verifying), 'wheel')}"
-            answer.silent.add(node=answer.node, why=why)
+        answer.silent.extend(_unverified(status))
         if len(rows) > limit:
             answer.next_slot = int(rows[limit]["slot"])
         return answer
@@ -454,8 +452,13 @@ class Queries:
         """
         if not 0 < request.slot < SLOT_BEYOND:
             raise RequestRefusedError(Reason.SLOT_INVALID)
-        limits, progress = limits_of(self._view.status()), self._view.cleaner.progress
-        return await self._paging.take(sharer, lambda: self._pages.page(request, limits, progress))
+        status, progress = self._view.status(), self._view.cleaner.progress
+        limits = limits_of(status)
+        answer = await self._paging.take(
+            sharer, lambda: self._pages.page(request, limits, progress)
+        )
+        answer.silent.extend(_unverified(status))
+        return answer
 
     # --- what the node knows
 
@@ -521,3 +524,10 @@ def limits_of(status: ServerStatus) -> dict[WheelId, int]:
         for wheel, reported in status.heartbeat.wheels.items()
         if reported.applied
     }
+
+
+def _unverified(status: ServerStatus) -> Iterator[pb.Silence]:
+    """Names this node while it has wheels to verify: it knows nothing of what they hold."""
+    if verifying := status.heartbeat.verifying:
+        why = f"it has still to verify {counted(len(verifying), 'wheel')}"
+        yield pb.Silence(node=status.heartbeat.node, why=why)

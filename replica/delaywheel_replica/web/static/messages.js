@@ -85,7 +85,7 @@ function paged(element, name, request) {
       const answer = await call(name, token ? { ...request, page_token: token } : request);
       token = answer.next_page_token ?? "";
       put(listed, rows(answer.messages ?? [], name === "GetSlot"));
-      put(looked, said(answer.looked), token ? " There is more." : " That is all.");
+      put(looked, said(answer), token ? " There is more." : answer.silent ? "" : " That is all.");
       more.hidden = !token;
     } catch (error) {
       put(looked, h("span", { class: "bad" }, `not known: ${error.reason}: ${error.message}`));
@@ -98,8 +98,8 @@ function paged(element, name, request) {
   next();
 }
 
-function said(looked) {
-  if (!looked) return "";
+function said({ looked, silent }) {
+  if (!looked) return (silent ?? []).map((each) => `${each.node} has not listed all: ${each.why}.`).join(" ");
   const upTo = looked.to_slot ? ` Seconds before ${moment(Number(looked.to_slot) * 1000)} were examined.` : "";
   const lacks = looked.incomplete ? " There may be more matches: the node lacks frames, or cannot read some." : "";
   return `${looked.node} examined ${counted(looked.messages ?? 0, "message")}.${upTo}${lacks}`;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -133,14 +133,15 @@ def slot(
     timeout_s: float,
 ) -> None:
     """Prints a second's messages, page by page up to the limit."""
+    silent: dict[str, str] = {}
     if data is not None:
         stored = _folder().slot_messages(data, second, with_content=with_content)
     else:
-        stored = _ask_for_messages(server, second, with_content=with_content, timeout_s=timeout_s)
+        stored = _ask_for_messages(server, second, silent, with_content, timeout_s)
     shown = islice(stored, limit)
     if as_ndjson:
         print_ndjson(shapes.stored_message(row, with_content=with_content) for row in shown)
-        _print_if_more(stored, limit)
+        _print_if_more(stored, limit, silent)
         return
     messages = list(shown)
     seen_names.note(server.addresses, topics=[message.topic for message in messages])
@@ -152,15 +153,20 @@ def slot(
                     shapes.stored_message(message, with_content=with_content)
                     for message in messages
                 ],
-                "complete": next(stored, None) is None,
+                "complete": next(stored, None) is None and not silent,
+                "silent": [{"node": node, "why": why} for node, why in silent.items()],
             }
         )
         return
     print_messages(messages, with_content=with_content, none=f"no messages in {clock(second)}")
-    _print_if_more(stored, limit)
+    _print_if_more(stored, limit, silent)
 
 
-def _print_if_more(stored: Iterator[pb.StoredMessage], limit: int) -> None:
+def _print_if_more(
+    stored: Iterator[pb.StoredMessage], limit: int, silent: Mapping[str, str]
+) -> None:
+    for node, why in silent.items():
+        note(f"not all is listed by {node}: {why}")
     if next(stored, None) is not None:
         note(f"there are more: --limit {limit * 10}")
 
@@ -173,12 +179,13 @@ def _folder() -> ModuleType:
 
 
 def _ask_for_messages(
-    server: Nodes, second: int, *, with_content: bool, timeout_s: float
+    server: Nodes, second: int, silent: dict[str, str], with_content: bool, timeout_s: float
 ) -> Iterator[pb.StoredMessage]:
-    """Yields pages, as far as they are consumed."""
+    """Yields pages, as far as they are consumed; notes who has not listed all, and why."""
     request = pb.GetSlotRequest(slot=second, page_size=MESSAGES_PER_CALL, with_content=with_content)
     while True:
         page = ask(server, lambda stub: stub.GetSlot(request, timeout=timeout_s))
+        silent.update((row.node, row.why) for row in page.silent)
         yield from page.messages
         request.page_token = page.next_page_token
         if not page.next_page_token:
