@@ -166,10 +166,12 @@ def test_a_session_ends_after_its_time_and_gives_way_to_newer_ones() -> None:
     assert sessions.viewer(first, "b") is not None
     clock.now_s += 1
     assert sessions.viewer(first, "b") is None
+    other = sessions.begin(sessions.shown("o", "a"))
     first = sessions.begin(sessions.shown("t", "a"))
     for _ in range(SESSIONS_AT_MOST):
         sessions.begin(sessions.shown("t", "a"))
     assert sessions.viewer(first, "a") is None
+    assert sessions.viewer(other, "a") is not None, "of another token, which has only this one"
 
 
 async def test_failures_are_forgotten_and_few_addresses_are_kept(user: PageUser) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import re
 import secrets
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final, NamedTuple
@@ -18,6 +18,7 @@ from delaywheel_replica.web.refusals import PageRefusal, signed_out
 
 SESSION_S: Final = 12 * 3600.0
 SESSIONS_AT_MOST: Final = 1_000
+"""Of all tokens: the oldest of the one with most of them gives way."""
 FAILURES_AT_MOST: Final = 10
 """Of an address within `FAILURES_S`."""
 FAILURES_S: Final = 60.0
@@ -86,7 +87,8 @@ class Sessions:
         ends_s = self._clock() + SESSION_S
         self._sessions[session] = _Session(viewer.token, viewer.by_link, ends_s)
         if len(self._sessions) > SESSIONS_AT_MOST:
-            self._sessions.popitem(last=False)
+            [(most, _)] = Counter(each.token for each in self._sessions.values()).most_common(1)
+            del self._sessions[next(k for k, each in self._sessions.items() if each.token == most)]
         return session
 
     def viewer(self, session: str, address: str) -> Viewer | None:
