@@ -77,7 +77,6 @@ KAFKA = (
     "tests/cli/clusters/test_cli_dev_certs.py",
     "tests/cli/kafka",
     "tests/cli/test_cli_whole.py",
-    "tests/local/test_kafka_broker.py",
     "tests/packaging",
     "tests/trace/test_trace_topic.py",
     "tests/trace/test_wrappers.py",

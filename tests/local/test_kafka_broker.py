@@ -1,6 +1,6 @@
-"""The broker of scripts and tests leaves no process behind.
+"""The broker of scripts and tests leaves no process behind; a program stands for its JVM.
 
-That it comes back where it was, with its data, tests/e2e/test_outages.py shows.
+That a real one comes back where it was, with its data, tests/e2e/test_outages.py shows.
 """
 
 from __future__ import annotations
@@ -10,23 +10,28 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from support.services import service
+from local.loopback import kafka
+from support.services.service import wait_until
 
-pytestmark = pytest.mark.kafka
+PROGRAM = """
+import sys, time
+from local.loopback.kafka import KafkaBroker, main
 
-PROGRAM = [
-    sys.executable,
-    str(Path(__file__).parents[2] / "scripts" / "local" / "loopback" / "kafka.py"),
-]
+def wait_until_ready(broker):
+    while not broker.log_path.read_text():
+        time.sleep(0.01)
 
-
-# A JVM starts.
-wait_until = partial(service.wait_until, timeout_s=100)
+KafkaBroker.wait_until_ready = wait_until_ready
+KafkaBroker._format = lambda *_: None
+KafkaBroker._archive_in_use = lambda _: []
+JVM = "import time; print('up', flush=True); time.sleep(600)"
+KafkaBroker._java = lambda *_: [sys.executable, "-c", JVM]
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def lives(pid: int) -> bool:
@@ -41,8 +46,12 @@ def lives(pid: int) -> bool:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_it_ends_with_the_program_that_started_it(tmp_path: Path, how: signal.Signals) -> None:
     ready = tmp_path / "ready.json"
-    options = ["--data", str(tmp_path / "data"), "--heap", "512m", "--ready-file", str(ready)]
-    with subprocess.Popen([*PROGRAM, *options], stdout=subprocess.DEVNULL) as program:
+    options = ["--data", str(tmp_path / "data"), "--ready-file", str(ready)]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *options],
+        env={**os.environ, "PYTHONPATH": str(Path(kafka.__file__).parents[2])},
+        stdout=subprocess.DEVNULL,
+    ) as program:
         wait_until("the broker is ready", ready.exists)
         reported = json.loads(ready.read_text())
         assert lives(reported["pid"])
