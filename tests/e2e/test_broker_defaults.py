@@ -1,14 +1,24 @@
-"""A broker whose defaults are not Kafka's: its own timestamps, compression, small messages, and
-records that are deleted as soon as their time has passed."""
+"""A broker whose defaults are not Kafka's: its own timestamps, compression, small messages, topics
+that are made for whoever asks, and records that are deleted as soon as their time has passed."""
 
 from __future__ import annotations
 
+import socket
+import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Producer, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    Producer,
+    TopicPartition,
+)
 
 from delaywheel import Client, RefusedError, ingress
 from local.loopback.cluster import LocalCluster
@@ -24,6 +34,7 @@ DEFAULTS = {
     "message.max.bytes": "20000",
     "log.message.timestamp.type": "LogAppendTime",
     "compression.type": "zstd",
+    "auto.create.topics.enable": "true",
     "log.retention.check.interval.ms": "1000",
     "log.initial.task.delay.ms": "1000",
 }
@@ -104,3 +115,53 @@ def test_an_old_timestamp_of_the_callers_own_is_deleted_by_a_short_retention(
     with CommittedReader(broker.address, topic) as reader:
         assert reader.wait_for(1)[0].value() == b"new"
     watcher.close()
+
+
+CHECK_ON = """
+import sys
+from delaywheel_replica.cleaner.kafka.clients import KafkaClients
+from delaywheel_replica.cleaner.outside.ports import KafkaAway
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+
+servers, cluster = sys.argv[1:]
+clients = KafkaClients(KafkaSettings(KafkaNames(cluster), {"bootstrap.servers": servers}))
+while True:
+    try:
+        print(clients.check(has_wheels=False), flush=True)
+    except KafkaAway as away:
+        print(away, flush=True)
+"""
+
+
+def test_a_kafka_without_brokers_ends_no_process(broker: KafkaBroker, cluster_id: str) -> None:
+    """A controller that does not hear from brokers takes them off its list; they answer on.
+
+    And to ask for the brokers makes no topic, on those that make what anybody asks about. Nothing
+    can be done with this broker afterwards.
+    """
+    checking = subprocess.Popen(
+        [sys.executable, "-c", CHECK_ON, broker.address, cluster_id],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with checking:
+        assert checking.stdout is not None
+        assert any(line.startswith("Checked(") for line in checking.stdout)
+        take_off_the_list(broker)
+        is_reported = any("fenced all brokers" in line for line in checking.stdout)
+        checking.kill()
+    broker.kill()
+    assert is_reported, f"it ended with {checking.returncode}"
+
+
+def take_off_the_list(broker: KafkaBroker) -> None:
+    """Has the controller forget its only broker, which runs on: as if it were fenced for good."""
+    unregister_broker, version, correlation, no_tags = 64, 0, 1, b"\0"
+    head = struct.pack(">hhih", unregister_broker, version, correlation, -1) + no_tags
+    request = head + struct.pack(">i", 1) + no_tags
+    host, _, port = broker.address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        reply = connection.recv(1024)
+    # Length, correlation id, tags, throttle time, error.
+    assert struct.unpack_from(">h", reply, 13) == (KafkaError.NO_ERROR,)

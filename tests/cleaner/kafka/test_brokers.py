@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import struct
-import subprocess
-import sys
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
@@ -274,58 +270,6 @@ def test_topics_that_are_made_are_not_refused(settings: KafkaSettings, admin: Ad
             "-1",
             ConfigSource.DYNAMIC_TOPIC_CONFIG.value,
         )
-
-
-CHECK_ON = """
-import sys
-from delaywheel_replica.cleaner.kafka.clients import KafkaClients
-from delaywheel_replica.cleaner.outside.ports import KafkaAway
-from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
-
-servers, cluster = sys.argv[1:]
-clients = KafkaClients(KafkaSettings(KafkaNames(cluster), {"bootstrap.servers": servers}))
-while True:
-    try:
-        print(clients.check(has_wheels=False), flush=True)
-    except KafkaAway as away:
-        print(away, flush=True)
-"""
-
-
-@pytest.mark.kafka
-def test_a_kafka_without_brokers_ends_no_process(cluster_id: str) -> None:
-    """A controller that does not hear from brokers takes them off its list; they answer on.
-
-    And to ask for the brokers makes no topic, on those that make what anybody asks about.
-    """
-    with KafkaBroker(settings={"auto.create.topics.enable": "true"}) as broker:
-        checking = subprocess.Popen(
-            [sys.executable, "-c", CHECK_ON, broker.address, cluster_id],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with checking:
-            assert checking.stdout is not None
-            # A broker that has just started may not answer in time.
-            assert any(line.startswith("Checked(") for line in checking.stdout)
-            take_off_the_list(broker)
-            is_reported = any("fenced all brokers" in line for line in checking.stdout)
-            checking.kill()
-        broker.kill()
-    assert is_reported, f"it ended with {checking.returncode}"
-
-
-def take_off_the_list(broker: KafkaBroker) -> None:
-    """Has the controller forget its only broker, which runs on: as if it were fenced for good."""
-    unregister_broker, version, correlation, no_tags = 64, 0, 1, b"\0"
-    head = struct.pack(">hhih", unregister_broker, version, correlation, -1) + no_tags
-    request = head + struct.pack(">i", 1) + no_tags
-    host, _, port = broker.address.partition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(struct.pack(">i", len(request)) + request)
-        reply = connection.recv(1024)
-    # Length, correlation id, tags, throttle time, error.
-    assert struct.unpack_from(">h", reply, 13) == (KafkaError.NO_ERROR,)
 
 
 @pytest.mark.kafka
