@@ -58,6 +58,7 @@ def test_all_are_cancelled_unless_a_limit_is_given(command: Command, node: Scrip
                 due_ms=17_000,
                 topic="t",
                 outcome=pb.CANCEL_OUTCOME_CANCELLED,
+                cancelled_before=number < 5,
             )
             for number in range(first, min(first + request.limit, 1_500))
         ]
@@ -68,9 +69,9 @@ def test_all_are_cancelled_unless_a_limit_is_given(command: Command, node: Scrip
 
     node.otherwise_many = behave
     ended = command("cancel", "--topic", "t", "--yes")
-    assert (ended.code, ended.out) == (0, "1,500 CANCELLED\n")
+    assert (ended.code, ended.out) == (0, "1,495 CANCELLED\n5 cancelled before\n")
     ended = command("cancel", "--topic", "t", "--yes", "--limit", "10")
-    assert (ended.code, ended.out) == (0, "10 CANCELLED\n")
+    assert (ended.code, ended.out) == (0, "10 CANCELLED\n5 cancelled before\n")
     assert "not examined" in ended.err
     looked = pb.Looked(node="n1", incomplete=True)
     node.otherwise_many = answer(pb.CancelManyResponse(looked=looked))

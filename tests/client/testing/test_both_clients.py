@@ -89,8 +89,11 @@ def test_search_and_cancels_of_many(world: World, client: Any) -> None:
     assert len(client.search(world.topic, header="trip", limit=2).messages) == 2
     dry = client.cancel_many(world.topic, header=("trip", trip), dry_run=True)
     assert (len(dry.cancelled), len(dry.unknown)) == (0, 6)
-    done = client.cancel_many(world.topic, key=b"k0", header=("trip", trip))
+    first = client.cancel_many(world.topic, key=b"k0", header=("trip", trip), limit=2)
+    assert (len(first.cancelled), first.complete) == (2, False)
+    done = client.cancel_many(world.topic, key=b"k0", header=("trip", trip), limit=2)
     assert set(done.cancelled) == {handles[n] for n in (0, 2, 4)}
+    assert done.complete
     named = client.cancel_many(handles=handles)
     assert set(named.cancelled) == set(handles)
     assert not client.search(world.topic, header=("trip", trip)).messages

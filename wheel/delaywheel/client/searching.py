@@ -136,6 +136,8 @@ class CancellingMany:
     def __init__(self, wanted: pb.Filter, limit: int, *, dry_run: bool) -> None:
         self._request = pb.CancelManyRequest(filter=wanted, dry_run=dry_run)
         self._limit = limit
+        # Without those cancelled before, which may be all that a repeated call finds at first.
+        self._counted = 0
         # By handle and due: what is rescheduled within its second keeps its handle.
         self._results: dict[tuple[str, int], pb.CancelOutcome.ValueType] = {}
         self._incomplete = False
@@ -147,7 +149,7 @@ class CancellingMany:
         self,
     ) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
         """Returns the question for the next page; a retry reports what was done before."""
-        self._request.limit = min(self._limit - len(self._results), _PAGE)
+        self._request.limit = min(self._limit - self._counted, _PAGE)
         return Question(
             self._request,
             lambda page: page,
@@ -159,10 +161,11 @@ class CancellingMany:
         """Adds the results of a page."""
         for result in page.results:
             self._results.setdefault((result.handle, result.due_ms), result.outcome)
+            self._counted += not result.cancelled_before
         self._halves += page.halves
         self._incomplete |= page.looked.incomplete
         self._request.page_token = page.next_page_token
-        self.done = not page.next_page_token or len(self._results) >= self._limit
+        self.done = not page.next_page_token or self._counted >= self._limit
 
     def outcomes(self) -> Iterator[tuple[str, int, str]]:
         """Yields handle, due and outcome of each message that was found."""

@@ -509,7 +509,7 @@ class Client:
         Args:
             topic: The Kafka topic; None: any. A range of dues alone is not enough.
             handles: The messages, without any condition; 1,000 are named in one request.
-            limit: The most messages.
+            limit: The most messages, beside those that were cancelled before.
             dry_run: Cancel nothing, only count.
             timeout: Seconds for a page of up to 1,000 with all its attempts.
             **options: Key, id, header, due_from, due_to: see `FilterOptions`.

@@ -150,7 +150,7 @@ class _Many:
             request.limit = min(left, _MESSAGES_PER_CALL)
             page = ask(self._server, call)
             yield page
-            left -= len(page.results)
+            left -= sum(not row.cancelled_before for row in page.results)
             request.page_token = page.next_page_token
             if not page.next_page_token:
                 return
