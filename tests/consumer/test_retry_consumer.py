@@ -351,6 +351,18 @@ def test_a_group_that_shares_partitions_in_another_way_is_named(
     other.close()
 
 
+def test_a_mistyped_cluster_is_told_once_with_the_one_that_there_is(
+    kafka: KafkaBroker, cluster_id: str, orders: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ingress = f"delaywheel-{cluster_id}-ingress"
+    create_topic(kafka.address, ingress)
+    with RetryConsumer(orders, group=GROUP, bootstrap=kafka.address, cluster="typo") as consumer:
+        assert consumer.receive(2) is None  # it has asked several times by then
+        assert ingress in (consumer.trouble or "").partition("there is ")[2]
+    (told,) = [line.getMessage() for line in caplog.records if "typo" in line.getMessage()]
+    assert told.startswith("NO_INGRESS: ")
+
+
 def test_without_an_ingress_topic_it_waits_and_stops_if_that_goes(
     kafka: KafkaBroker, cluster_id: str, orders: str, send: Send
 ) -> None:

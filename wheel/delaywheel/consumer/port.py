@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,8 +13,6 @@ from delaywheel.consumer.records import FetchedRecords, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
 from delaywheel.transactional import Outgoing
-
-_LOG = logging.getLogger("delaywheel.consumer")
 
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 5.0
@@ -49,7 +46,6 @@ def insist(
             answer = ask()
         except KafkaUnavailable as away:
             note(away)
-            _LOG.warning("Kafka does not answer, or not now: %s", away)
         else:
             note(None)
             return answer

@@ -566,12 +566,14 @@ class KafkaBroker:
 
     def _ingress_topic(self, topics: Mapping[str, int]) -> str:
         cluster = self._settings.cluster
-        name = re.escape(ingress_topic(cluster)) if cluster else ingress_topic(".+")
-        found = [topic for topic in topics if re.fullmatch(name, topic)]
+        every = sorted(topic for topic in topics if re.fullmatch(ingress_topic(".+"), topic))
+        found = [topic for topic in every if not cluster or topic == ingress_topic(cluster)]
         if not found:
-            raise IngressToCome(_no_ingress(ingress_topic(cluster or "<cluster>")).text)
+            text = _no_ingress(ingress_topic(cluster or "<cluster>")).text
+            others = f"; there is {', '.join(every)}: is the cluster another one?" if every else ""
+            raise IngressToCome(text + others)
         if len(found) > 1:
-            raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(sorted(found)))
+            raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(found))
         return found[0]
 
     def _check_rights(self, topics: Sequence[TopicNames]) -> None:
