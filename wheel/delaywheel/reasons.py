@@ -323,7 +323,7 @@ class Reason(StrEnum):
         "HALF_INVALID",
         _INVALID,
         _FINAL,
-        "Give dw-half a group of 1 to 200 of a-z A-Z 0-9 . _ -, and a due at most 10 s ahead.",
+        "A half has a group (dw-half) of 1 to 200 of a-z A-Z 0-9 . _ -, and a hold of up to 10 s.",
     )
     HALVES_OFF = (
         "HALVES_OFF",
