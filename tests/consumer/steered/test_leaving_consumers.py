@@ -41,6 +41,17 @@ def test_a_loop_that_is_left_by_an_exception_ends_at_once(
     assert consumer.counts.done == 0
 
 
+def test_what_nobody_settled_is_said_when_drain_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    kafka = FakeKafka(partitions=1)
+    kafka.send(b"1")
+    consumer = start(kafka, drain="0s")
+    consumer.run_once()
+    consumer.take()
+    consumer.engine.stop()
+    consumer.engine._end()
+    assert "not settled within drain" in caplog.text
+
+
 def test_so_does_one_whose_exception_is_caught_within(monkeypatch: pytest.MonkeyPatch) -> None:
     with endless(RunningKafka(monkeypatch)) as consumer, pytest.raises(KeyboardInterrupt):
         fail_at_first(consumer, KeyboardInterrupt)

@@ -398,6 +398,8 @@ class Engine:
             self._state.notify()
         while self._book.is_awaited(self._book.partitions) and time.monotonic() < deadline:
             self._run_once(fetches=False)
+        if self._book.is_awaited(self._book.partitions):
+            _LOG.warning("messages were not settled within drain: they are delivered again")
         self._commits.settle_up(deadline)
         self._commits.give_back(self._book.partitions)
 
