@@ -129,7 +129,7 @@ def test_answers_that_are_not_read_hold_a_bounded_number_of_bytes(target: Target
 )
 def test_many_callers_of_requests_that_seem_small(target: Target, request_: bytes) -> None:
     """Each of them is small; all of them together are not."""
-    target.bear([Attack(_STREAM, (request_,) * 5, Way.READ, callers=32)])
+    target.bear([Attack(_STREAM, (request_,) * 2, Way.READ, callers=32)])
 
 
 @settings(
