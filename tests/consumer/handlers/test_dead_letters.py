@@ -219,6 +219,9 @@ def test_handlers_of_the_other_kind_are_refused() -> None:
         DeadLetterConsumer("dead", {}, {"A": _awaited})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="use DeadLetterConsumer"):
         AsyncDeadLetterConsumer("dead", {}, {"A": lambda _: KEEP})  # type: ignore[dict-item, return-value]
+    for kind in (DeadLetterConsumer, AsyncDeadLetterConsumer):
+        with pytest.raises(TypeError, match="handlers must be a Mapping, not function"):
+            kind("dead", {}, _awaited)  # type: ignore[arg-type]
 
 
 def test_what_was_decided_and_not_committed_is_decided_again(

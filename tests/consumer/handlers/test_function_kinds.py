@@ -16,6 +16,7 @@ from delaywheel.consumer import (
     AskedHalf,
     AsyncHalfChecker,
     AsyncRetryConsumer,
+    CircuitBreaker,
     ConsumerEvents,
     Counts,
     FunctionKindError,
@@ -186,6 +187,34 @@ def test_an_option_that_would_not_run_is_refused(option: Any) -> None:
         RetryConsumer("orders", group="g", bootstrap="nowhere", **option)
     with MemoryService() as service, pytest.raises(TypeError, match=r"coroutine function|yield"):
         service.consumer("orders", group="g", **option).run(plain)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"breaker": 5}, "breaker must be a CircuitBreaker, not int"),
+        ({"breaker": CircuitBreaker}, "breaker must be a CircuitBreaker, not type"),
+        ({"events": plain}, "events must be a ConsumerEvents, not function"),
+        ({"retry_topic": "again"}, "retry_topic must be a GroupTopic, not str"),
+        ({"dead_topic": "dead"}, "dead_topic must be a GroupTopic, not str"),
+        ({"order_topic": "order"}, "order_topic must be a GroupTopic, not str"),
+        ({"kafka": "localhost:9092"}, "kafka must be a Mapping, not str"),
+        ({"retry_by": ("5s",)}, "retry_by must be a Mapping, not tuple"),
+        ({"middleware": plain}, "middleware must be a Sequence, not function"),
+        ({"retry": 5}, "retry=5: give a list of delays, such as "),
+        ({"retry_on": 5}, "5 is not an exception class"),
+        ({"route": 5}, "give a list of patterns, such as "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_option_of_another_kind_is_refused_with_what_to_give(option: Any, says: str) -> None:
+    for kind in (RetryConsumer, AsyncRetryConsumer):
+        with pytest.raises((TypeError, ValueError), match=says):
+            kind("orders", group="g", bootstrap="nowhere", **option)
+    with MemoryService() as service:
+        for make in (service.consumer, service.async_consumer):
+            with pytest.raises((TypeError, ValueError), match=says):
+                make("orders", group="g", **option)
 
 
 def test_a_deserializer_that_returns_a_coroutine_makes_no_dead_letter() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 
 from delaywheel.client.exchange.settings import check_trace
@@ -48,6 +49,19 @@ KEPT_SETTINGS: Final = frozenset(
     }
 )
 """Settings of the Kafka clients that the promises rest on; callers cannot change them."""
+
+
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "retry_by": (Mapping,),
+    "breaker": (CircuitBreaker, NoneType),
+    "middleware": (Sequence,),
+    "events": (ConsumerEvents, NoneType),
+    "kafka": (Mapping,),
+    "retry_topic": (GroupTopic,),
+    "dead_topic": (GroupTopic,),
+    "order_topic": (GroupTopic,),
+}
+"""Options whose wrong kind nothing else would name."""
 
 
 class GroupOptions(TypedDict, total=False):
@@ -234,12 +248,10 @@ def read_settings(
 
     Raises:
         ValueError: A setting is invalid; RoutePatternError, for a pattern, is one.
-        TypeError: An unknown option, something other than exception classes, or a function that has
-            to be awaited.
+        TypeError: An unknown option, one of another kind, something other than exception classes,
+            or a function that has to be awaited.
     """
-    unknown = sorted(set(options) - set(Options.__annotations__))
-    if unknown:
-        raise TypeError(f"unknown options: {', '.join(unknown)}")
+    _check_kinds(options)
     sources = (topics,) if isinstance(topics, str) else tuple(topics)
     if not sources or len(set(sources)) < len(sources):
         raise ValueError(f"topics {sources!r}: at least one, each once")
@@ -317,6 +329,16 @@ def read_settings(
     )
 
 
+def _check_kinds(options: Options) -> None:
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        raise TypeError(f"unknown options: {', '.join(unknown)}")
+    for name, given in options.items():
+        kinds = _KINDS.get(name)
+        if kinds is not None and not isinstance(given, kinds):
+            raise TypeError(f"{name} must be a {kinds[0].__name__}, not {type(given).__name__}")
+
+
 def _rebalances(options: Options) -> Literal["eager", "cooperative", "consumer"]:
     how = options.get("rebalances", "eager")
     if how not in ("eager", "cooperative", "consumer"):
@@ -348,7 +370,7 @@ def transactional_ids(group: str, instance: str) -> list[str]:
 def _exceptions(
     given: type[Exception] | Sequence[type[Exception]],
 ) -> tuple[type[Exception], ...]:
-    classes = (given,) if isinstance(given, type) else tuple(given)
+    classes = tuple(given) if isinstance(given, Iterable) else (given,)
     for one in classes:
         if not (isinstance(one, type) and issubclass(one, Exception)):
             raise TypeError(f"{one!r} is not an exception class")

@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from delaywheel.client.exchange.settings import check_trace
 from delaywheel.client.transport.port import finished
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
-from delaywheel.deadletters.handling.consumer import LetterHandler, checked_decision
+from delaywheel.deadletters.handling.consumer import (
+    LetterHandler,
+    checked_decision,
+    given_handlers,
+)
 from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.settling import KEEP, Decision, Drop, Replay
 from delaywheel.deadletters.tracing import DecidedLetter, DecidedLetters
@@ -51,7 +55,7 @@ class MemoryDeadLetterConsumer:
         trace: EventReports | None,
     ) -> None:
         check_trace(trace)
-        given = [*handlers.values(), *([] if otherwise is None else [otherwise])]
+        given = given_handlers(handlers, otherwise)
         self._is_awaited = any(map(is_coroutine_function, given))
         for handle in given:
             if not self._is_awaited:

@@ -116,6 +116,8 @@ def delays_of(given: Backoff) -> Delays:
     if callable(given):
         check_plain("retry", given)
         return Delays(_chosen_by(given), is_chosen=True)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"retry={given!r}: give a list of delays, such as {DEFAULT_RETRY}")
     levels_ms = tuple(length_ms(delay) for delay in given)
 
     def after(message: ReceivedMessage, _: Failure) -> int | None:

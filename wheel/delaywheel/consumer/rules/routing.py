@@ -43,8 +43,8 @@ class Route:
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        if isinstance(patterns, str):
-            raise RoutePatternError(f"give a list of patterns, such as [{patterns!r}]")
+        if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+            raise RoutePatternError(f"give a list of patterns, such as [{str(patterns)!r}]")
         self._patterns = [_Pattern(pattern) for pattern in patterns]
         if not self._patterns:
             raise RoutePatternError("no pattern: everything would be skipped")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from delaywheel.deadletters.handling.consumer import DeadLetterConsumer
+from delaywheel.deadletters.handling.consumer import DeadLetterConsumer, given_handlers
 from delaywheel.deadletters.handling.figures import LetterFigures
 from delaywheel.deadletters.letter import Letter
 from delaywheel.deadletters.settling import Decision
@@ -55,7 +55,7 @@ class AsyncDeadLetterConsumer:
         takeover_after: Duration = "10s",
         trace: EventReports | None = None,
     ) -> None:
-        for handle in [*handlers.values(), *([] if otherwise is None else [otherwise])]:
+        for handle in given_handlers(handlers, otherwise):
             if not is_coroutine_function(handle):
                 raise TypeError(f"{handle!r}: not a coroutine function; use DeadLetterConsumer")
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 from delaywheel.client.exchange.settings import check_trace
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
@@ -40,6 +40,8 @@ _LOG = logging.getLogger("delaywheel.deadletters")
 
 LetterHandler: TypeAlias = Callable[[Letter], Decision | None]
 
+_Handler = TypeVar("_Handler")
+
 _LOOK_S: Final = 1.0
 _SLICE_S: Final = 0.1
 _COMMIT_S: Final = 0.2
@@ -59,7 +61,7 @@ class DeadLetterConsumer:
 
     Raises:
         ValueError: A duration is none.
-        TypeError: A handler is a coroutine function, or the trace is none.
+        TypeError: A handler is a coroutine function, or what is given is of another kind.
 
     Example:
         ::
@@ -84,7 +86,7 @@ class DeadLetterConsumer:
         trace: EventReports | None = None,
     ) -> None:
         check_trace(trace)
-        for handle in [*handlers.values(), *([] if otherwise is None else [otherwise])]:
+        for handle in given_handlers(handlers, otherwise):
             if is_coroutine_function(handle):
                 raise TypeError(f"{handle!r}: a coroutine function; use AsyncDeadLetterConsumer")
             check_plain("handler", handle)
@@ -262,6 +264,17 @@ class DeadLetterConsumer:
         deadline = time.monotonic() + seconds
         while not self._is_stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
+
+
+def given_handlers(handlers: Mapping[str, _Handler], otherwise: _Handler | None) -> list[_Handler]:
+    """Returns all handlers.
+
+    Raises:
+        TypeError: They are not given by reason.
+    """
+    if not isinstance(handlers, Mapping):
+        raise TypeError(f"handlers must be a Mapping, not {type(handlers).__name__}")
+    return [*handlers.values(), *([] if otherwise is None else [otherwise])]
 
 
 def checked_decision(handler: Callable[..., object], decision: object) -> Decision:
