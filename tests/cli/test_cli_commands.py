@@ -307,6 +307,28 @@ def test_a_mistyped_option_is_told_what_was_meant(command: Command) -> None:
         assert f"{' '.join(option)}: did you mean --delay? (delaywheel produce" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (("dead", "list", "shop-dead-g"), "--dead-topic shop-dead-g"),
+        (("search", "orders"), "--topic orders"),
+        (("export", "orders"), "--topic orders"),
+        (("config", "check", "node.toml"), "--config node.toml"),
+        (("config", "show", "node.toml"), "--config node.toml"),
+        (("doctor", "node.toml"), "--config node.toml"),
+        (("status", "n1:4440"), "--server n1:4440"),
+    ],
+    ids=lambda words: " ".join(words[:-1]) if isinstance(words, tuple) else "",
+)
+def test_a_word_without_its_option_is_told_which_one(
+    command: Command, typed: tuple[str, ...], meant: str
+) -> None:
+    assert command(*typed).err == (
+        f"error: USAGE: unrecognized arguments: {typed[-1]}: did you mean {meant}?"
+        f" (delaywheel {' '.join(typed[:-1])} --help)\n"
+    )
+
+
 def test_address_must_be_one(command: Command) -> None:
     ended = command("status", "--server", "nonsense")
     assert ended.code == 2

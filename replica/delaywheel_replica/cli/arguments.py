@@ -179,6 +179,7 @@ def slot(parser: Parser) -> None:
 
 def search(parser: Parser) -> None:
     """Adds the arguments of `search`."""
+    parser.option_of_word = "--topic"
     options.wanted(parser)
     options.with_content(parser)
     options.limit(parser, 100, "messages")
@@ -188,6 +189,7 @@ def search(parser: Parser) -> None:
 
 def export(parser: Parser) -> None:
     """Adds the arguments of `export`."""
+    parser.option_of_word = "--topic"
     options.wanted(parser)
     parser.argument(
         "--cancel",
@@ -287,6 +289,7 @@ def web(parser: Parser) -> None:
 
 def status(parser: Parser) -> None:
     """Adds the arguments of `status`."""
+    parser.option_of_word = "--server"
     parser.argument(
         "--check",
         action="store_true",
@@ -468,6 +471,7 @@ def tail(parser: Parser) -> None:
 
 def dead_list(parser: Parser) -> None:
     """Adds the arguments of `dead list`."""
+    parser.option_of_word = "--dead-topic"
     _letters(parser)
     parser.argument(
         "--all", dest="also_settled", action="store_true", help="also those replayed or dropped"

@@ -133,6 +133,7 @@ def config_file(parser: Parser, *, group: ArgumentGroup | None = None) -> None:
 
 def config(parser: Parser) -> None:
     """Adds the arguments that settings are read from."""
+    parser.option_of_word = "--config"
     config_file(parser)
     parser.argument(
         "--set",

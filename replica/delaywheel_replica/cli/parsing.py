@@ -74,6 +74,7 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         declared: The arguments, in order.
+        option_of_word: The option that a word too many probably belongs to; empty: nobody knows.
     """
 
     def __init__(self, prog: str, command: Command) -> None:
@@ -89,6 +90,7 @@ class Parser(argparse.ArgumentParser):
         # what parses it says what is wrong with it.
         self._negative_number_matcher = re.compile(r"-\.?\d")
         self.declared: list[argparse.Action] = []
+        self.option_of_word = ""
         self._completers: dict[str, Completer] = {}
         self._after: list[Callable[[dict[str, Any]], None]] = []
         self._used: set[str] = {"help"}
@@ -144,10 +146,14 @@ class Parser(argparse.ArgumentParser):
         words = [*own[:end], *map(_NoOption, own[end + 1 :])]
         named, unknown = self.parse_known_intermixed_args(words)
         if unknown:
-            flags = [flag for action in self.declared for flag in action.option_strings]
-            said = f"unrecognized arguments: {' '.join(unknown)}"
-            self.error(f"{said}{did_you_mean(unknown[0].partition('=')[0], flags)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant_by(unknown[0])}")
         return vars(named)
+
+    def _meant_by(self, unknown: str) -> str:
+        if self.option_of_word and not unknown.startswith("-"):
+            return f": did you mean {self.option_of_word} {unknown}?"
+        flags = [flag for action in self.declared for flag in action.option_strings]
+        return did_you_mean(unknown.partition("=")[0], flags)
 
     def completed(self, named: dict[str, Any]) -> dict[str, Any]:
         """Returns what the command gets of the arguments read (see `after`).

@@ -102,7 +102,9 @@ def parse_place(text: str) -> tuple[int, int]:
     """Parses the place of a record: `partition:offset`."""
     partition, _, offset = text.partition(":")
     if not (partition.isdecimal() and offset.isdecimal() and len(text) < 30):
-        raise ArgumentTypeError(f"{text!r}: write PARTITION:OFFSET, such as 0:1204")
+        raise ArgumentTypeError(
+            f"{text!r}: write PARTITION:OFFSET, such as 0:1204; for a topic, --dead-topic TOPIC"
+        )
     return int(partition), int(offset)
 
 

@@ -176,6 +176,7 @@ def test_how_it_ends_has_a_name_and_a_code(
     [
         (("list", "--kafka", "k:1"), "say whose letters: --cluster ID, --dead-topic TOPIC"),
         (("show", "12", *WHERE), "argument PLACE: '12': write PARTITION:OFFSET, such as 0:1204"),
+        (("replay", "shop-dead-g"), "; for a topic, --dead-topic TOPIC (delaywheel dead replay"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant(
