@@ -195,12 +195,16 @@ def test_whoever_gets_a_lost_partition_back_suspects_others_alone(
     )
 
 
+@pytest.mark.parametrize("was_lost", [False, True])
 @pytest.mark.parametrize("is_revoked", [False, True])
-def test_whoever_loses_it_again_before_a_record_comes_has_not_died(*, is_revoked: bool) -> None:
+def test_whoever_loses_it_again_before_a_record_comes_has_not_died(
+    *, was_lost: bool, is_revoked: bool
+) -> None:
     """As while the members of a group come back one after another."""
     kafka, only, consumer = three_in_hand()
     other = DrivenConsumer(kafka)
-    kafka.rebalance({consumer.broker: [only], other.broker: []}, lost=[consumer.broker])
+    lost = [consumer.broker] if was_lost else []
+    kafka.rebalance({consumer.broker: [only], other.broker: []}, lost=lost)
     consumer.broker._call_back()
     if is_revoked:
         kafka.rebalance({consumer.broker: [], other.broker: [only]})

@@ -9,6 +9,8 @@ import pytest
 
 from delaywheel.consumer import AsyncRetryConsumer, Batch, ReceivedMessage, RetryConsumer
 from delaywheel.consumer.records import Partition
+from delaywheel.consumer.watching.health import ConsumerTrouble
+from delaywheel.testing import MemoryService
 from support.consumer.driven import start
 from support.consumer.fake_kafka import FakeKafka
 from support.consumer.running import RunningKafka
@@ -50,6 +52,34 @@ def test_what_nobody_settled_is_said_when_drain_is_over(caplog: pytest.LogCaptur
     consumer.engine.stop()
     consumer.engine._end()
     assert "not settled within drain" in caplog.text
+    caplog.clear()
+    consumer.engine._close()
+    assert caplog.text == "", "all was given back before"
+
+
+def test_a_consumer_that_fails_commits_nothing_while_its_clients_are_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kafka = FakeKafka(partitions=1)
+    kafka.send(b"1")
+    consumer = start(kafka)
+    consumer.run_once()
+    consumer.take()
+    consumer.engine._close()
+    assert caplog.text == ""
+
+
+def test_what_nobody_settled_in_memory_is_no_suspect_of_the_next_block() -> None:
+    with MemoryService() as service:
+        with service.client() as client:
+            for value in (b"a", b"b"):
+                client.produce("orders", value, delay="0s")
+        consumer = service.consumer("orders", group="g")
+        with consumer:
+            assert len(list(consumer)) == 2
+        with consumer:
+            assert ConsumerTrouble.RECORD_BY_RECORD not in consumer.health.troubles
+            assert len(list(consumer)) == 2
 
 
 def test_so_does_one_whose_exception_is_caught_within(monkeypatch: pytest.MonkeyPatch) -> None:

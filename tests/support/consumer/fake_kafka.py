@@ -178,6 +178,7 @@ class FakeBroker:
         self._paused: set[Partition] = set()
         self._generation = 0
         self._is_broken = False
+        self._is_closed = False
         self._away = 0
         self._refusal: str | None = None
         self._ends_met: dict[Partition, int] = {}
@@ -446,6 +447,8 @@ class FakeBroker:
         one_by_one: bool = False,
     ) -> TransactionFailure | None:
         """See `Broker`."""
+        if self._is_closed:
+            return TransactionFailure("no transactional producer")
         assert not self._is_broken, "a producer that failed was used again"
         if (failure := self._failure(records, offsets, one_by_one=one_by_one)) is not None:
             self._is_broken = True
@@ -510,4 +513,7 @@ class FakeBroker:
             raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, f"Describe on {min(hidden)}")
 
     def close(self) -> None:
-        """See `Broker`."""
+        """See `Broker`: as the client does, it gives up what it still has."""
+        self._is_closed = True
+        if self._positions:
+            self._callbacks["revoked"](self._give_up())

@@ -141,7 +141,7 @@ class Deliveries:
             left = self._left.get(at)
             note = DeliveryMark(offset, passed.deliveries, passed.suspect_until)
             if left is not None and left.note == note and self._forgiven.get(at) != offset:
-                passed = passed._replace(deliveries=min(left.before, left.deliveries))
+                passed = passed._replace(deliveries=left.before)
             else:
                 self._left.pop(at, None)
             if passed.suspect_until > offset:
@@ -220,7 +220,8 @@ class Deliveries:
             one = self._watched.get(at)
             if one is None:
                 continue
-            one.before, one.deliveries = one.deliveries, mark.deliveries
+            # Less than before: it was given back, and is not to be given back twice.
+            one.before, one.deliveries = min(one.deliveries, mark.deliveries), mark.deliveries
             if one.is_suspect:
                 self._release(at)
 

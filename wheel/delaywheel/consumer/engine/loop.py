@@ -65,6 +65,7 @@ class Engine:
         self._called_back: set[Partition] = set()
         self._seeks: list[tuple[Partition, int | datetime]] = []
         self._look_at_s = 0.0
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="delaywheel-consumer", daemon=True)
 
     # What callers ask for, on any thread.
@@ -222,6 +223,7 @@ class Engine:
             self._state.has_ended = True
             self._state.notify()
         tell_lost(lost)
+        self._is_closing = True
         try:
             self._broker.close()
         except Exception:  # noqa: BLE001 - whatever it was, this is the end
@@ -494,6 +496,9 @@ class Engine:
         return whole
 
     def _revoked(self, partitions: Sequence[Partition]) -> None:
+        if self._is_closing:  # no producer is left; an end in good order has given them back
+            self._lost(partitions)
+            return
         deadline = time.monotonic() + self._state.settings.drain_ms / 1000
         self._drain(partitions, deadline)
         self._commits.settle_up(deadline)
