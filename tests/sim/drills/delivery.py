@@ -224,7 +224,7 @@ def other_dues_without_rows(script: Script) -> None:
     script.until_ms = 12_000
 
 
-@DELIVERY(r"a bad sector in slot", r"reschedule .*to_ms", r"reports lost a\.1/1")
+@DELIVERY(r"reschedule .*to_ms", r"a bad sector in slot", r"reports lost a\.1/1")
 def unreadable_original(script: Script) -> None:
     """A lone node can no longer read what it is to copy, though all of its second was taken.
 
