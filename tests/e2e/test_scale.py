@@ -1,13 +1,12 @@
 """A backlog is files, not memory; any number of messages of one second comes out once.
 
-`DELAYWHEEL_IN_ONE_SECOND` says how many. At night they are 210,000, which is more than the cleaner
-reads ahead (tests/cleaner/due/test_selection.py has such bounds by day); in a push 24,000, half of
-them in a millisecond: more than one transaction holds.
+At night they are 210,000, which is more than the cleaner reads ahead
+(tests/cleaner/due/test_selection.py has such bounds by day); in a push 40,000, half of them in a
+millisecond: more than one transaction holds.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import uuid
@@ -26,7 +25,7 @@ from support.services.service import Service
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-IN_ONE_SECOND = int(os.environ.get("DELAYWHEEL_IN_ONE_SECOND", "210000" if NIGHT else "24000"))
+IN_ONE_SECOND = 210_000 if NIGHT else 40_000
 
 
 def open_files(pid: int) -> int:
