@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -157,7 +158,7 @@ class Trio:
                     at_origin = peer == ORIGIN
                     stage = "origin: two answers" if at_origin else "two mirrors: read to answered"
                     with _counted(cpu_us, stage):
-                        self.nodes[peer].driver.received(name, decode(data))
+                        self.nodes[peer].driver.received(name, cast("PeerMessage", decode(data)))
                         self.nodes[peer].work()
 
 

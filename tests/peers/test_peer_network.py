@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.plausible import check
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, Promise
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
@@ -23,7 +23,6 @@ from delaywheel_replica.core.protocol.messages import (
     Lacks,
     PeerMessage,
     PrevoteRequest,
-    Promise,
     Refused,
     Vote,
     WheelCard,
@@ -42,7 +41,7 @@ ALL = (
     Gossip(heartbeat("n1", open_=WHEEL), (heartbeat("n3"),)),
     PrevoteRequest(1, 1000),
     Vote(2),
-    Promise(FenceAnswer("n1", "disk-n1", Fence("n2", 3), {WHEEL: 4})),
+    Promise("n1", "disk-n1", Fence("n2", 3), {WHEEL: 4}),
     Refused("n2", 3),
     Frames(CARD, bundled([copy_of(1, b"frame")])),
     Applied(WHEEL, "disk-n1", "boot", 1),

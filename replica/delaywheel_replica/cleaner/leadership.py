@@ -62,7 +62,7 @@ from delaywheel_replica.core.leader.rescheduling import MOST as MOST_RESCHEDULES
 from delaywheel_replica.core.leader.rescheduling import Rescheduling
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
@@ -145,7 +145,7 @@ class Leadership:
         self._duty_inputs: list[tuple[object, ...]] | None = None
         self._proposals: dict[MessageKey, RescheduleProposal] = {}
         self._written_reschedules: dict[MessageKey, RescheduleWritten] = {}
-        self._fence_answers: tuple[FenceAnswer, ...] = ()
+        self._fence_answers: tuple[Promise, ...] = ()
         self._fences: tuple[Fence, ...] = ()
         self._limits: Mapping[WheelId, int] = {}
         self._floor_wait: FloorWait | None = None

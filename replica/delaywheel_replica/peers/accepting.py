@@ -9,7 +9,7 @@ from typing import Final
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers import sockets
-from delaywheel_replica.peers.encoding import AccessDigest, decode_any
+from delaywheel_replica.peers.encoding import AccessDigest, decode
 from delaywheel_replica.peers.encryption import PeerSecurity
 from delaywheel_replica.peers.framing import PREFACE, IncomingStream, head_of
 from delaywheel_replica.peers.handshake import (
@@ -150,7 +150,7 @@ class Acceptor:
         while (data := _next(peer, incoming)) is not None and time.monotonic() < until_s:
             if not data:  # a ping
                 continue
-            message = decode_any(data)
+            message = decode(data)
             tally.received += 1
             tally.received_bytes += len(data)
             if isinstance(message, AccessDigest):

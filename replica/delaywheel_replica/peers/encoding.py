@@ -1,104 +1,77 @@
 """Encodes the protocol's messages as protobuf, as delaywheel_proto/v1/peer.proto says.
 
+What a message holds is what its declaration in `core/protocol/` says:
+
+| annotation | field of the same name |
+|---|---|
+| int, str, bool, bytes | the same |
+| WheelId | text |
+| dataclass, NamedTuple | a message |
+| one of these, or None | `optional`, and then absent; of texts the empty one |
+| tuple[X, ...], frozenset[X] | repeated; of a set, sorted |
+| Mapping[K, V] of numbers or texts | a map |
+| Mapping[K, V] of messages | repeated; each has its key beside it, as `wheel` or `node` |
+| `Annotated[..., check]` | the same; refused where it is read if the check raises |
+
+Such a declaration may be a JSON document too, with the same checks (`core/protocol/codec.py`).
+
 A bundle of frames is a few columns and one buffer, which is appended separately in protobuf's wire
 format: generated code would copy it twice. Readers see no difference.
 """
 
-from functools import lru_cache
-from itertools import chain
-from typing import Final, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache
+from operator import attrgetter
+from types import NoneType
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin
+from typing import get_type_hints as type_hints
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from delaywheel.identity import WheelId
-from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, raw_rows
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.core.protocol.codec import MalformedError, parse_wheel
-from delaywheel_replica.core.protocol.heartbeat import (
-    Fence,
-    FenceAnswer,
-    Heard,
-    Heartbeat,
-    LeaderTerm,
-    WheelHeartbeat,
-)
-from delaywheel_replica.core.protocol.messages import (
-    Applied,
-    Fetch,
-    Frames,
-    Gossip,
-    Lacks,
-    PeerMessage,
-    PrevoteRequest,
-    Promise,
-    Refused,
-    Vote,
-    WheelCard,
-)
-from delaywheel_replica.core.protocol.progress import Position, Reached
+from delaywheel_replica.core.protocol.codec import MalformedError, between, parse_wheel
+from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat, wheel_heartbeat
+from delaywheel_replica.core.protocol.messages import Frames, PeerMessage, WheelCard
+
+_M = TypeVar("_M", bound=Message)
 
 _DELIMITED: Final = 2
 _FRAMES: Final = bytes([pb.ToPeer.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
 _CONTENT: Final = bytes([pb.Frames.CONTENT_FIELD_NUMBER << 3 | _DELIMITED])
 _MOST_SEQ: Final = 1 << 62
-
-# Most of what is reported about wheels does not change. What is reported about an open one does,
-# with each heartbeat: so the cache is always full, and an entry takes half a KiB.
-_wheel_heartbeat = lru_cache(maxsize=1_024)(WheelHeartbeat)
+_check_request: Final = between(0)
 
 
-def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each message
+class AccessDigest(NamedTuple):
+    """Which files of grants and tokens the sender has: for nobody but the network."""
+
+    digest: str
+
+
+# Each is named as its field is, but for capitals.
+_KINDS: Final = {"access": AccessDigest} | {
+    field.name: kind
+    for kind in get_args(PeerMessage)
+    for field in pb.ToPeer.DESCRIPTOR.fields
+    if field.name.replace("_", "") == kind.__name__.lower()
+}
+_FIELDS: Final = {kind: field for field, kind in _KINDS.items()}
+
+
+def encode(message: PeerMessage | AccessDigest) -> bytes:
     """Encodes a message as a ToPeer.
 
     Raises:
         ValueError: A number has more than 64 bits, or is negative where it must not be.
     """
-    match message:
-        case Gossip():
-            gossip = pb.Gossip(
-                heartbeat=_heartbeat(message.heartbeat), others=map(_heartbeat, message.others)
-            )
-            return pb.ToPeer(gossip=gossip).SerializeToString()
-        case Frames():
-            return b"".join(encode_in_parts(message))
-        case Applied():
-            applied = pb.Applied(
-                wheel=str(message.wheel),
-                storage=message.storage,
-                boot=message.boot,
-                prefix=message.prefix,
-            )
-            return pb.ToPeer(applied=applied).SerializeToString()
-        case Refused():
-            refused = pb.Refused(origin=message.origin, upto=message.upto)
-            return pb.ToPeer(refused=refused).SerializeToString()
-        case Fetch():
-            fetch = pb.Fetch(
-                request=message.request,
-                wheel=str(message.wheel),
-                first_seq=message.first_seq,
-                last_seq=message.last_seq,
-            )
-            return pb.ToPeer(fetch=fetch).SerializeToString()
-        case Lacks():
-            lacks = pb.Lacks(
-                request=message.request,
-                wheel=str(message.wheel),
-                storage=message.storage,
-                first_seq=message.first_seq,
-                last_seq=message.last_seq,
-            )
-            return pb.ToPeer(lacks=lacks).SerializeToString()
-        case Promise():
-            return pb.ToPeer(promise=_promise(message.answer)).SerializeToString()
-        case PrevoteRequest():
-            request = pb.PrevoteRequest(round=message.round, silence_ms=message.silence_ms)
-            return pb.ToPeer(prevote_request=request).SerializeToString()
-        case Vote():
-            return pb.ToPeer(vote=pb.Vote(round=message.round)).SerializeToString()
+    if isinstance(message, Frames):
+        return b"".join(_frames(message))
+    kind: Any = type(message)
+    return pb.ToPeer(**{_FIELDS[kind]: codec(kind).write(message)}).SerializeToString()
 
 
 def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
@@ -110,257 +83,183 @@ def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
     return _frames(message) if isinstance(message, Frames) else (encode(message),)
 
 
-class AccessDigest(NamedTuple):
-    """Which files of grants and tokens the sender has: for nobody but the network."""
-
-    digest: str
-
-
-def encode_access(digest: str) -> bytes:
-    """Encodes an `AccessDigest`."""
-    return pb.ToPeer(access=pb.Access(digest=digest)).SerializeToString()
-
-
-def decode(data: bytes) -> PeerMessage:
+def decode(data: bytes) -> PeerMessage | AccessDigest:
     """Decodes what `encode` wrote.
 
     Raises:
-        MalformedError: It is something else.
+        MalformedError: It is something else, or no node can mean it.
     """
-    message = decode_any(data)
-    if isinstance(message, AccessDigest):
-        raise MalformedError("access, where a message for the member must be")
+    wire = parsed(pb.ToPeer, data)
+    field = wire.WhichOneof("message") or "something unknown"
+    if field not in _KINDS:
+        raise MalformedError(f"{field}, where a message must be")
+    if field == "frames":
+        return _read_frames(wire.frames)
+    message: PeerMessage | AccessDigest = codec(_KINDS[field]).read(getattr(wire, field))
     return message
 
 
-def decode_any(  # noqa: C901, PLR0911 - one for each message
-    data: bytes,
-) -> PeerMessage | AccessDigest:
-    """Decodes what `encode` and `encode_access` wrote.
+# --- declared types
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Codec(NamedTuple):
+    """How a type is written and read.
+
+    Attributes:
+        write: Returns what the constructor of the message around it takes: of a message, a dict.
+        read: Reads what the message around it has; raises MalformedError.
+    """
+
+    write: Callable[[Any], Any] = _same
+    read: Callable[[Any], Any] = _same
+    is_message: bool = False
+
+
+def parsed(kind: type[_M], data: bytes) -> _M:
+    """Parses a message.
 
     Raises:
-        MalformedError: It is something else.
+        MalformedError: It is none.
     """
     try:
-        wire = pb.ToPeer.FromString(data)
+        return kind.FromString(data)
     except DecodeError as error:
-        raise MalformedError(f"no ToPeer: {error}") from error
-    match wire.WhichOneof("message"):
-        case "gossip":
-            gossip = wire.gossip
-            return Gossip(
-                _read_heartbeat(gossip.heartbeat), tuple(map(_read_heartbeat, gossip.others))
-            )
-        case "frames":
-            return _read_frames(wire.frames)
-        case "applied":
-            applied = wire.applied
-            return Applied(
-                parse_wheel(applied.wheel), applied.storage, applied.boot, applied.prefix
-            )
-        case "refused":
-            return Refused(wire.refused.origin, wire.refused.upto)
-        case "fetch":
-            fetch = wire.fetch
-            return Fetch(fetch.request, parse_wheel(fetch.wheel), fetch.first_seq, fetch.last_seq)
-        case "lacks":
-            lacks = wire.lacks
-            return Lacks(
-                lacks.request,
-                parse_wheel(lacks.wheel),
-                lacks.storage,
-                lacks.first_seq,
-                lacks.last_seq,
-            )
-        case "promise":
-            return Promise(_read_promise(wire.promise))
-        case "prevote_request":
-            return PrevoteRequest(wire.prevote_request.round, wire.prevote_request.silence_ms)
-        case "vote":
-            return Vote(wire.vote.round)
-        case "access":
-            return AccessDigest(wire.access.digest)
-        case other:
-            raise MalformedError(f"{other or 'something unknown'}, where a message must be")
+        raise MalformedError(f"no {kind.__name__}: {error}") from error
 
 
-# --- heartbeats
+@cache
+def codec(kind: Any) -> Codec:
+    """Returns how a declared type is written and read."""
+    if kind in _KNOWN:
+        return _KNOWN[kind]
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _checked(codec(args[0]), args[1])
+    if origin in {tuple, frozenset}:
+        return _repeated(codec(args[0]), origin)
+    return _message(kind) if origin is None else _mapping(*args)
 
 
-def _heartbeat(heartbeat: Heartbeat) -> pb.Heartbeat:
-    return pb.Heartbeat(
-        node=heartbeat.node,
-        storage=heartbeat.storage,
-        boot=heartbeat.boot,
-        wall_ms=heartbeat.wall_ms,
-        open=_text(heartbeat.open),
-        spare=_text(heartbeat.spare),
-        last_number=heartbeat.last_number,
-        draining=heartbeat.draining,
-        complete=heartbeat.complete,
-        wheels=[
-            pb.WheelHeartbeat(
-                wheel=str(wheel),
-                applied=held.applied,
-                high_watermark=held.high_watermark,
-                seal_slot=held.seal_slot,
-                seal_seq=held.seal_seq,
-                ledger_seq=held.ledger_seq,
-                top_slot=held.top_slot,
-                missing_spans=chain.from_iterable(held.missing.spans),
-            )
-            for wheel, held in heartbeat.wheels.items()
-        ],
-        start=heartbeat.start,
-        count=heartbeat.count,
-        saves=heartbeat.saves,
-        floor=heartbeat.floor,
-        term=None if heartbeat.term is None else _term(heartbeat.term),
-        heard=[
-            pb.Heard(
-                node=node,
-                boot=heard.boot,
-                ago_ms=heard.ago_ms,
-                storage=heard.storage,
-                saves=heard.saves,
-            )
-            for node, heard in heartbeat.heard.items()
-        ],
-        disk_out=heartbeat.disk_out,
-        verifying=map(str, sorted(heartbeat.verifying)),
-        stands=heartbeat.stands,
-        reached=None if heartbeat.reached is None else _reached(heartbeat.reached),
-        control_version=heartbeat.control_version,
+def _checked(part: Codec, check: Callable[[Any], Any]) -> Codec:
+    read = part.read
+    return part._replace(read=check if read is _same else lambda found: read(check(found)))
+
+
+def _repeated(part: Codec, make: Callable[[Any], Any]) -> Codec:
+    in_order: Callable[[Any], Any] = sorted if make is frozenset else list
+    return Codec(
+        lambda values: list(map(part.write, in_order(values))),
+        lambda parts: make(map(part.read, parts)),
     )
 
 
-def _read_heartbeat(wire: pb.Heartbeat) -> Heartbeat:
-    return Heartbeat(
-        node=wire.node,
-        storage=wire.storage,
-        boot=wire.boot,
-        wall_ms=wire.wall_ms,
-        open=parse_wheel(wire.open) if wire.open else None,
-        spare=parse_wheel(wire.spare) if wire.spare else None,
-        last_number=wire.last_number,
-        draining=wire.draining,
-        complete=wire.complete,
-        wheels={
-            parse_wheel(held.wheel): _wheel_heartbeat(
-                held.applied,
-                held.high_watermark,
-                held.seal_slot,
-                held.seal_seq,
-                held.ledger_seq,
-                held.top_slot,
-                _read_missing(held) if held.missing_spans else NO_SEQS,
-            )
-            for held in wire.wheels
-        },
-        start=wire.start,
-        count=wire.count,
-        saves=wire.saves,
-        floor=wire.floor if wire.HasField("floor") else None,
-        term=_read_term(wire.term) if wire.HasField("term") else None,
-        heard={
-            heard.node: Heard(heard.boot, heard.ago_ms, heard.storage, heard.saves)
-            for heard in wire.heard
-        },
-        disk_out=wire.disk_out,
-        verifying=frozenset(map(parse_wheel, wire.verifying)),
-        stands=wire.stands,
-        reached=_read_reached(wire.reached) if wire.HasField("reached") else None,
-        control_version=wire.control_version,
+def _mapping(key: Any, value: Any) -> Codec:
+    write_key, read_key, _ = codec(key)
+    write, read, are_messages = codec(value)
+    if not are_messages:
+        return Codec(
+            lambda values: {write_key(name): write(part) for name, part in values.items()},
+            lambda parts: {read_key(name): read(part) for name, part in parts.items()},
+        )
+    field = "wheel" if key is WheelId else "node"
+    name_in = attrgetter(field)
+    return Codec(
+        lambda values: [{field: write_key(name), **write(part)} for name, part in values.items()],
+        lambda parts: {read_key(name_in(part)): read(part) for part in parts},
     )
 
 
-def _reached(reached: Reached) -> pb.Reached:
-    at = reached.position
-    return pb.Reached(
-        set_backs=reached.set_backs,
-        due_ms=reached.due_ms,
-        position=None if at is None else pb.Position(wheel=str(at.wheel), seq=at.seq, row=at.row),
-    )
+def _message(kind: Any) -> Codec:
+    hints = type_hints(kind, include_extras=True)
+    fields = [(place, name, *_field(hint)) for place, (name, hint) in enumerate(hints.items())]
+    writes = [(name, part.write) for _, name, part, _ in fields if part.write is not _same]
+    reads = [
+        (place, name, part.read, may_be_absent)
+        for place, name, part, may_be_absent in fields
+        if part.read is not _same
+    ]
+
+    # Of a single name attrgetter returns no tuple.
+    get = attrgetter(*hints) if len(hints) > 1 else lambda message: [getattr(message, *hints)]
+
+    def write(value: Any) -> dict[str, Any]:
+        found = {name: getattr(value, name) for name in hints}
+        for name, write_part in writes:
+            if found[name] is not None:
+                found[name] = write_part(found[name])
+        return found
+
+    def read(message: Any) -> Any:
+        found = list(get(message))
+        name = ""
+        try:
+            for place, name, read_part, may_be_absent in reads:
+                if may_be_absent and not message.HasField(name):
+                    found[place] = None
+                else:
+                    found[place] = read_part(found[place])
+        except MalformedError as error:
+            raise MalformedError(f"{name}: {error}") from error
+        return kind(*found)
+
+    return Codec(write, read, is_message=True)
 
 
-def _read_reached(wire: pb.Reached) -> Reached:
-    at = wire.position
-    return Reached(
-        wire.set_backs,
-        wire.due_ms,
-        Position(parse_wheel(at.wheel), at.seq, at.row) if wire.HasField("position") else None,
-    )
+def _field(hint: Any) -> tuple[Codec, bool]:
+    """Returns how a field is written and read, and whether the message knows if it is there."""
+    args = get_args(hint)
+    if NoneType not in args:
+        return codec(hint), False
+    (kind,) = (each for each in args if each is not NoneType)
+    part = codec(kind)
+    if kind is WheelId or str in get_args(kind):
+        return part._replace(read=lambda text: part.read(text) if text else None), False
+    return part, True
 
 
-def _read_missing(wire: pb.WheelHeartbeat) -> SeqSet:
-    spans = wire.missing_spans
-    if len(spans) % 2:
-        raise MalformedError(f"{wire.wheel} is missing half a span")
-    return SeqSet(zip(spans[::2], spans[1::2], strict=True))
+_NUMBERS: Final = (
+    "applied",
+    "high_watermark",
+    "seal_slot",
+    "seal_seq",
+    "ledger_seq",
+    "top_slot",
+)
+_numbers_in = attrgetter(*_NUMBERS)
 
 
-def _term(term: LeaderTerm) -> pb.LeaderTerm:
-    return pb.LeaderTerm(
-        epoch=term.epoch,
-        fences=[pb.Fence(origin=fence.origin, upto=fence.upto) for fence in term.fences],
-        limits={str(wheel): seq for wheel, seq in term.limits.items()},
-        halves_objection=term.halves_objection or "",
-    )
+def _write_wheel(reported: WheelHeartbeat) -> dict[str, Any]:
+    numbers = reported.to_json()
+    fields: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=False))
+    fields["missing_spans"] = numbers[len(_NUMBERS) :]
+    return fields
 
 
-def _read_term(wire: pb.LeaderTerm) -> LeaderTerm:
-    return LeaderTerm(
-        epoch=wire.epoch,
-        fences=tuple(Fence(fence.origin, fence.upto) for fence in wire.fences),
-        limits={parse_wheel(wheel): seq for wheel, seq in wire.limits.items()},
-        halves_objection=wire.halves_objection or None,
-    )
-
-
-def _text(wheel: WheelId | None) -> str:
-    return "" if wheel is None else str(wheel)
-
-
-# --- promises
-
-
-def _promise(answer: FenceAnswer) -> pb.Promise:
-    return pb.Promise(
-        node=answer.node,
-        storage=answer.storage,
-        fence=pb.Fence(origin=answer.fence.origin, upto=answer.fence.upto),
-        applied={str(wheel): seq for wheel, seq in answer.applied.items()},
-        incomplete=map(str, answer.incomplete),
-        all_incomplete=answer.all_incomplete,
-    )
-
-
-def _read_promise(wire: pb.Promise) -> FenceAnswer:
-    return FenceAnswer(
-        node=wire.node,
-        storage=wire.storage,
-        fence=Fence(wire.fence.origin, wire.fence.upto),
-        applied={parse_wheel(wheel): seq for wheel, seq in wire.applied.items()},
-        incomplete=frozenset(map(parse_wheel, wire.incomplete)),
-        all_incomplete=wire.all_incomplete,
-    )
+_KNOWN: Final[Mapping[Hashable, Codec]] = {
+    **dict.fromkeys((int, str, bool, bytes), Codec()),
+    WheelId: Codec(str, parse_wheel),
+    WheelHeartbeat: Codec(
+        _write_wheel,
+        lambda message: wheel_heartbeat((*_numbers_in(message), *message.missing_spans)),
+        is_message=True,
+    ),
+}
 
 
 # --- frames
 
 
 def _frames(message: Frames) -> tuple[bytes, memoryview]:
-    card, bundle = message.card, message.frames
+    bundle = message.frames
     bare = b""
     if not bundle.is_whole:
         bare = ((bundle.rows["length"] > 0) & ~bundle.has_content).tobytes()
     head = pb.Frames(
-        card=pb.WheelCard(
-            wheel=str(card.wheel),
-            members=card.members,
-            min_insync=card.min_insync,
-            span_seconds=card.span_seconds,
-        ),
+        card=codec(WheelCard).write(message.card),
         request=message.request,
         first_seq=bundle.first_seq if len(bundle) else 0,
         seqs=b"" if bundle.is_consecutive else bundle.seqs.astype("<i8", copy=False).tobytes(),
@@ -373,7 +272,7 @@ def _frames(message: Frames) -> tuple[bytes, memoryview]:
 
 
 def _read_frames(wire: pb.Frames) -> Frames:
-    card, rows, seqs = wire.card, raw_rows(wire.rows), wire.seqs
+    rows, seqs = raw_rows(wire.rows), wire.seqs
     if len(wire.rows) % INDEX_ROW_LENGTH_BYTES or len(seqs) not in {0, 8 * len(rows)}:
         raise MalformedError(f"{len(wire.rows)} bytes of rows, {len(seqs)} of seqs")
     if wire.first_seq > _MOST_SEQ or len(wire.bare) not in {0, len(rows)}:
@@ -389,11 +288,8 @@ def _read_frames(wire: pb.Frames) -> Frames:
         )
     except ValueError as error:
         raise MalformedError(str(error)) from error
-    return Frames(
-        WheelCard(parse_wheel(card.wheel), dict(card.members), card.min_insync, card.span_seconds),
-        bundle,
-        wire.request,
-    )
+    _check_request(wire.request)
+    return Frames(codec(WheelCard).read(wire.card), bundle, wire.request)
 
 
 def _varint(number: int) -> bytes:

@@ -21,14 +21,13 @@ their own, so no promise depends on equal settings.
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
-
-from google.protobuf.message import DecodeError
 
 from delaywheel.storage.frames.format import NEWEST_READ, OLDEST_READ, VERSION
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.protocol.codec import MalformedError
+from delaywheel_replica.peers.encoding import codec, parsed
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 
 PROTOCOL: Final = 4
@@ -238,10 +237,7 @@ def decode_hello(data: bytes) -> Hello:
     Raises:
         MalformedError: It is not a Hello.
     """
-    try:
-        wire = pb.ToPeer.FromString(data)
-    except DecodeError as error:
-        raise MalformedError(f"no ToPeer: {error}") from error
+    wire = parsed(pb.ToPeer, data)
     if not wire.HasField("hello"):
         raise MalformedError(f"{wire.WhichOneof('message')}, where a hello must be")
     hello = wire.hello
@@ -262,10 +258,7 @@ def decode_answer(data: bytes) -> PeerIdentity | PeerRefusal:
     Raises:
         MalformedError: It is something else, or a reason that this release does not know.
     """
-    try:
-        wire = pb.Answer.FromString(data)
-    except DecodeError as error:
-        raise MalformedError(f"no Answer: {error}") from error
+    wire = parsed(pb.Answer, data)
     match wire.WhichOneof("answer"):
         case "welcome":
             return _read_identity(wire.welcome)
@@ -282,45 +275,12 @@ def decode_answer(data: bytes) -> PeerIdentity | PeerRefusal:
 
 
 def _identity(mine: PeerIdentity) -> pb.Identity:
-    return pb.Identity(
-        protocol=mine.protocol,
-        protocol_from=mine.protocol_from,
-        format=mine.format,
-        cluster_id=mine.cluster_id,
-        node=mine.node,
-        storage=mine.storage,
-        boot=mine.boot,
-        client_address=mine.client_address,
-        client_tls=mine.client_tls,
-        call_secret=mine.call_secret,
-        token_address=mine.token_address,
-        access=mine.access,
-        settings=mine.settings,
-        started_ns=mine.started_ns,
-        reads_from=mine.reads_from,
-        reads_to=mine.reads_to,
-    )
+    return pb.Identity(**codec(PeerIdentity).write(mine))
 
 
 def _read_identity(wire: pb.Identity) -> PeerIdentity:
-    return PeerIdentity(
-        cluster_id=wire.cluster_id,
-        node=wire.node,
-        storage=wire.storage,
-        boot=wire.boot,
-        client_address=wire.client_address,
-        client_tls=wire.client_tls,
-        call_secret=wire.call_secret,
-        token_address=wire.token_address,
-        access=wire.access,
-        settings=dict(wire.settings),
-        protocol=wire.protocol,
-        protocol_from=wire.protocol_from or wire.protocol,
-        format=wire.format,
-        started_ns=wire.started_ns,
-        reads_from=wire.reads_from,
-        reads_to=wire.reads_to,
-    )
+    theirs: PeerIdentity = codec(PeerIdentity).read(wire)
+    return replace(theirs, protocol_from=theirs.protocol_from or theirs.protocol)
 
 
 def _differs_here(theirs: PeerIdentity, names: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Final
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Gossip, PeerMessage
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.dialling import Dialler
-from delaywheel_replica.peers.encoding import encode, encode_access, encode_in_parts
+from delaywheel_replica.peers.encoding import AccessDigest, encode, encode_in_parts
 from delaywheel_replica.peers.encryption import PLAIN, PeerSecurity
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
@@ -134,7 +134,7 @@ class PeerNetwork:
 
     def tell_access(self, digest: str) -> None:
         """Tells all peers which files of grants and tokens this node has; may be lost."""
-        message = encode_access(digest)
+        message = encode(AccessDigest(digest))
         for peer in self._peers.values():
             if peer.takes(Stream.CONTROL):
                 peer.send(Stream.CONTROL, (message,), is_heartbeat=False)

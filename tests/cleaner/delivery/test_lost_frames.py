@@ -27,7 +27,7 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import FrameName
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.kafka_settings import KafkaNames
 from support.cleaner.committing import CommittingProducers
@@ -73,7 +73,7 @@ class Leader:
         self.wheels = wheels
         self.now_ms = DUE_MS
         self.lacks: dict[FrameName, str] = {}
-        self.answers: list[FenceAnswer] = []
+        self.answers: list[Promise] = []
         self.heartbeats: dict[str, Heartbeat] = {}
         self.producers = Producers()
         self.reader = DueReader(wheels.disk, wheels.data, preload_thread=False)
@@ -222,7 +222,7 @@ def test_frames_that_were_taken_account_of_and_are_gone_end_with_their_wheel(
         open_=A2, last_number=2, spare=WheelId("a", 3), wheels={A1: wheel_heartbeat(4)}
     )
     leader.heartbeats = {"a": replace(left, last_number=2)}
-    leader.answers = [FenceAnswer("a", "disk-a", Fence("a", 1), {A1: 4}, all_incomplete=True)]
+    leader.answers = [Promise("a", "disk-a", Fence("a", 1), {A1: 4}, all_incomplete=True)]
     assert not holds_progress(leader.state, leader.heartbeats["a"])
     leader.run_once()
     assert leader.forwarder.unreadable == {(A1, 5), (A1, 6)}

@@ -36,7 +36,7 @@ from delaywheel_replica.core.protocol.control import (
     leader_record,
     progress_record,
 )
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, Promise
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
@@ -628,5 +628,5 @@ def lose_term(place: Place) -> None:
     place.until(place.in_term)
 
 
-def answer(node: str, seq: int) -> FenceAnswer:
-    return FenceAnswer(node, f"disk-{node}", Fence("a", 1), {A1: seq})
+def answer(node: str, seq: int) -> Promise:
+    return Promise(node, f"disk-{node}", Fence("a", 1), {A1: seq})

@@ -17,7 +17,7 @@ from delaywheel_replica.core.election.eligibility import (
 from delaywheel_replica.core.election.events import EndReason
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import KnownPeer, ServerStatus
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
@@ -108,8 +108,8 @@ def test_a_leader_whose_transactions_take_seconds_does_not_lag_for_that() -> Non
 
 def test_what_is_promised_is_wanted_up_to_its_fill_and_what_is_closed_up_to_its_end() -> None:
     a, own = reported("a", 9, high_watermark=9), reported("b", 7)
-    promise = FenceAnswer("b", own.storage, Fence("a", 1), {A1: 7})
-    others = FenceAnswer("c", "disk-c", Fence("a", 1), {A1: 7})
+    promise = Promise("b", own.storage, Fence("a", 1), {A1: 7})
+    others = Promise("c", "disk-c", Fence("a", 1), {A1: 7})
     limited = ControlState(wheels={A1: replace(RECORD, limit=8)})
     closed = ControlState(wheels={A1: replace(RECORD, closed_at=8)})
     assert not lags(own, a, answers=(promise,))
@@ -122,7 +122,7 @@ def test_what_is_promised_is_wanted_up_to_its_fill_and_what_is_closed_up_to_its_
 def test_what_is_taken_is_wanted_whatever_is_reported_or_promised() -> None:
     """A leader that cannot get it would rest for ever."""
     a, own = reported("a", 9), reported("b", 7)
-    promise = FenceAnswer("b", own.storage, Fence("a", 1), {A1: 7})
+    promise = Promise("b", own.storage, Fence("a", 1), {A1: 7})
     taken = replace(STATE, progress=Progress(0, None, {A1: 8}))
     assert not lags(own, a)
     assert lags(own, a, state=taken)

@@ -23,7 +23,7 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import FrameRange
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 A1, A2, A3, A4 = (WheelId("a", number) for number in range(1, 5))
@@ -37,8 +37,8 @@ def answer(
     complete: bool = True,
     storage: str | None = None,
     fence: Fence = FENCE,
-) -> FenceAnswer:
-    return FenceAnswer(
+) -> Promise:
+    return Promise(
         node,
         f"disk-{node}" if storage is None else storage,
         fence,
@@ -107,13 +107,13 @@ ALL_HOLD = holding(a=9, b=9, c=9)
         ([answer("a", 7), answer("b", 7, fence=Fence("b", 1))], AnswersWanted()),
     ],
 )  # fmt: skip
-def test_whose_answers_count(answers: list[FenceAnswer], result: object) -> None:
+def test_whose_answers_count(answers: list[Promise], result: object) -> None:
     assert closing(A1, THREE, answers, ALL_HOLD, taken=0) == result
 
 
 def test_incomplete_is_said_of_each_wheel() -> None:
-    other = FenceAnswer("b", "disk-b", FENCE, {A1: 7}, incomplete=frozenset([A2]))
-    everything = FenceAnswer("b", "disk-b", FENCE, {A1: 7}, all_incomplete=True)
+    other = Promise("b", "disk-b", FENCE, {A1: 7}, incomplete=frozenset([A2]))
+    everything = Promise("b", "disk-b", FENCE, {A1: 7}, all_incomplete=True)
     assert closing(A1, THREE, [answer("a", 7), other], ALL_HOLD, taken=0) == Close(7)
     result = closing(A1, THREE, [answer("a", 7), everything], ALL_HOLD, taken=0)
     assert result == AnswersWanted()
@@ -136,7 +136,7 @@ def test_incomplete_is_said_of_each_wheel() -> None:
     ],
 )  # fmt: skip
 def test_a_replaced_member_holds_nothing(
-    replaced: str, answers: list[FenceAnswer], heartbeats: dict[str, Heartbeat], result: object
+    replaced: str, answers: list[Promise], heartbeats: dict[str, Heartbeat], result: object
 ) -> None:
     state = registered(wheel_record_of("a", "b", "c", min_insync=2), replaced=replaced)
     assert closing(A1, state, answers, heartbeats, taken=0) == result

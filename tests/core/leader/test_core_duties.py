@@ -30,7 +30,7 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise, WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
@@ -291,7 +291,7 @@ def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_
 
 def test_the_end_is_not_below_v_of_the_transaction_itself() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
-    answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 5}) for n in "bc"]
+    answers = [Promise(n, f"disk-{n}", Fence("a", 1), {A1: 5}) for n in "bc"]
     held = {A1: wheel_heartbeat(7)}
     reported = {n: using(n, 2, wheels=held) for n in "abc"}
     step = Progress(NOW_MS, None, {A1: 7}, 10)
@@ -302,7 +302,7 @@ def test_the_end_is_not_below_v_of_the_transaction_itself() -> None:
 
 def test_an_end_that_too_few_hold_is_committed_as_a_limit_and_reported_only_then() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
-    answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: s}) for n, s in (("b", 7), ("c", 4))]
+    answers = [Promise(n, f"disk-{n}", Fence("a", 1), {A1: s}) for n, s in (("b", 7), ("c", 4))]
     few = [
         using("a", 2),
         using("b", 1, wheels={A1: wheel_heartbeat(7)}),
@@ -340,9 +340,7 @@ def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
     found = look_at(state, *reported, replacements={"c": "disk-new"})
     assert found.fences == [Fence("a", 9), Fence("b", 9), Fence("c", 9)]
     assert keys(found) == []
-    answers = [
-        FenceAnswer(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"
-    ]
+    answers = [Promise(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"]
     found = look_at(state, *reported, answers=answers)
     assert set(found.closed) == {WheelId(node, n) for node in "abc" for n in (8, 9)}
 
@@ -353,9 +351,7 @@ def test_what_waits_for_the_word_of_a_node_that_was_taken_out_is_closed_without_
     wheels = [wheel_record(WheelId(node, n), weak) for node in "abc" for n in (8, 9)]
     state = nodes_of(last_number=11).apply_all(wheels)
     reported = [using("a", 10), using("b", 10)]
-    answers = [
-        FenceAnswer(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"
-    ]
+    answers = [Promise(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"]
     assert look_at(state, *reported, answers=answers).closed == {}
     found = look_at(state, *reported, answers=answers, replacements={"c": REMOVED})
     assert found.closed == dict.fromkeys((WheelId(node, n) for node in "abc" for n in (8, 9)), 0)
@@ -381,7 +377,7 @@ def test_a_leader_whose_settings_name_a_node_taken_out_makes_no_wheel_that_waits
 
 def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
-    answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 7}) for n in "bc"]
+    answers = [Promise(n, f"disk-{n}", Fence("a", 1), {A1: 7}) for n in "bc"]
     held = {A1: wheel_heartbeat(7, missing=(3,))}
     reported = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
     found = look_at(state, *reported, answers=answers)
@@ -399,7 +395,7 @@ def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
     state = nodes_of().apply_all([wheel_record(A1, ABC)])
     state = replace(state, progress=Progress(NOW_MS, None, {A1: 8}, 10))
     answers = [
-        FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: s}, all_incomplete=True)
+        Promise(n, f"disk-{n}", Fence("a", 1), {A1: s}, all_incomplete=True)
         for n, s in (("a", 6), ("b", 5), ("c", 6))
     ]
     reported = [
@@ -420,7 +416,7 @@ def test_a_left_wheel_is_fenced_then_closed() -> None:
     reported = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(7)})
     found = look(state, reported)
     assert (found.fences, found.closed, keys(found)) == ([Fence("a", 1)], {}, [])
-    answer = FenceAnswer("a", "disk-a", Fence("a", 1), {A1: 7})
+    answer = Promise("a", "disk-a", Fence("a", 1), {A1: 7})
     found = look(state, reported, answers=[answer])
     assert (found.fences, found.closed, keys(found)) == ([], {A1: 7}, ["wheel/a.1"])
     assert state.apply_all(found.records).wheels[A1].closed_at == 7
@@ -525,7 +521,7 @@ class Life:
         self.reported = self.node.heartbeat()
         self.state = ControlState()
         self.watch = FloorWatch()
-        self.answers: list[FenceAnswer] = []
+        self.answers: list[Promise] = []
         self.ever: set[WheelId] = set()
         self.gone: set[WheelId] = set()
 
@@ -625,10 +621,10 @@ class Life:
         due_ms = max(self.now_ms, self.state.progress.due_ms)
         return replace(self.state.progress, due_ms=due_ms, seqs=seqs)
 
-    def promise(self, fence: Fence) -> FenceAnswer:
+    def promise(self, fence: Fence) -> Promise:
         self.node.fenced = max(self.node.fenced, fence.upto)
         applied = {wheel: len(slots) for wheel, slots in self.node.frames.items()}
-        return FenceAnswer("a", "disk-a", fence, applied)
+        return Promise("a", "disk-a", fence, applied)
 
     def check(self, found: Duties) -> None:
         if self.state.progress is not None:

@@ -8,7 +8,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.lost_frames import MAX_LOST, Sought, frames_lost, frames_missing
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Fence, Heartbeat, Promise
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
@@ -26,7 +26,7 @@ def holder(node: str, *seqs: int, applied: int = 9) -> Heartbeat:
 def sought(
     *heartbeats: Heartbeat,
     lacks: dict[tuple[WheelId, int], frozenset[str]],
-    answers: tuple[FenceAnswer, ...] = (),
+    answers: tuple[Promise, ...] = (),
 ) -> Sought:
     return Sought("b", {each.node: each for each in heartbeats}, answers, *looked_for(lacks))
 
@@ -107,7 +107,7 @@ def test_what_was_never_written_may_still_come() -> None:
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
     assert frames_lost(STATE, {A1: 9}, sought(*heartbeats, lacks=lacks)) == NO_FRAMES
     assert frames_lost(STATE, {A1: 10}, sought(*heartbeats, lacks=lacks)) == of_a1(10)
-    answers = (FenceAnswer("c", "disk-c", Fence("a", 1), {A1: 10}),)
+    answers = (Promise("c", "disk-c", Fence("a", 1), {A1: 10}),)
     assert frames_lost(STATE, {}, sought(*heartbeats, lacks=lacks, answers=answers)) == of_a1(10)
 
 

@@ -20,8 +20,7 @@ from delaywheel_replica.core.node.events import (
     Started,
     Tick,
 )
-from delaywheel_replica.core.node.plausible import MOST
-from delaywheel_replica.core.protocol.codec import from_json, to_json
+from delaywheel_replica.core.protocol.codec import MOST, from_json, to_json
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, PeerMessage

@@ -23,14 +23,13 @@ from delaywheel_replica.core.node.events import (
     WriteStatus,
 )
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heard, LeaderTerm
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heard, LeaderTerm, Promise
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
     Gossip,
     Lacks,
     PeerMessage,
-    Promise,
     Refused,
 )
 from delaywheel_replica.core.protocol.status_files import Role
@@ -267,9 +266,7 @@ def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
     node.store.state = save.state
     ((peer, message),) = _sends(node.machine.step(Saved(save.state)))
     assert peer == "c"
-    assert message == Promise(
-        FenceAnswer("a", "disk-a", Fence("b", 1), {B1: 2}, frozenset(), all_incomplete=False)
-    )
+    assert message == Promise("a", "disk-a", Fence("b", 1), {B1: 2})
     node.receive("b", frames_of(B1, 3, 3))
     assert messages(node, Refused) == [("b", Refused("b", 1))]
     assert node.store.frames[B1].keys() == {1, 2}
@@ -293,7 +290,7 @@ def test_every_later_beat_of_a_leader_is_answered_again() -> None:
         node.receive("c", Gossip(term))
         ((peer, message),) = messages(node, Promise)
         assert isinstance(message, Promise)
-        assert (peer, message.answer.applied) == ("c", {B1: 2})
+        assert (peer, message.applied) == ("c", {B1: 2})
 
 
 def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:
@@ -379,10 +376,10 @@ def test_an_origin_that_is_promised_away_by_all_needs_a_new_wheel() -> None:
 
 def test_answers_of_others_are_kept_for_the_row() -> None:
     node = FakeNode("a")
-    later = FenceAnswer("b", "disk-b", Fence("c", 3), {})
-    node.receive("b", Promise(later))
-    node.receive("b", Promise(replace(later, fence=Fence("c", 2))))
-    node.receive("c", Promise(replace(later, applied={B1: 9})))
+    later = Promise("b", "disk-b", Fence("c", 3), {})
+    node.receive("b", later)
+    node.receive("b", replace(later, fence=Fence("c", 2)))
+    node.receive("c", replace(later, applied={B1: 9}))
     assert node.status().answers == (later,)
 
 
@@ -466,7 +463,7 @@ def test_an_answer_says_which_wheels_may_be_incomplete() -> None:
     node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
     ((_, message),) = messages(node, Promise)
     assert isinstance(message, Promise)
-    assert message.answer.incomplete == {B1}
+    assert message.incomplete == {B1}
 
 
 # --- gossip

@@ -8,8 +8,8 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import Save
 from delaywheel_replica.core.protocol.control import ROLLED_BACK, NodeRecord
-from delaywheel_replica.core.protocol.heartbeat import Fence, Heard, LeaderTerm
-from delaywheel_replica.core.protocol.messages import Applied, Gossip, Promise
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heard, LeaderTerm, Promise
+from delaywheel_replica.core.protocol.messages import Applied, Gossip
 from support.core.member_talk import heartbeat_of, messages, spare_of, wheel_heartbeat
 from support.core.member_world import FakeNode, FakeStore, disk_of, record_of, state_of
 

@@ -16,8 +16,8 @@ from delaywheel_replica.core.node.events import (
     Verified,
     VerifyWheel,
 )
-from delaywheel_replica.core.protocol.heartbeat import Fence, LeaderTerm
-from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, Promise
+from delaywheel_replica.core.protocol.heartbeat import Fence, LeaderTerm, Promise
+from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from support.core.member_talk import heartbeat_of, meet, messages, spare_of, wheel_heartbeat
@@ -36,10 +36,8 @@ def asked_again(node: FakeNode) -> list[int]:
 
 def answered(node: FakeNode) -> dict[str, dict[WheelId, int]]:
     """The nodes whose wheels it has reported as held."""
-    reported = [
-        reported.answer for _, reported in messages(node, Promise) if isinstance(reported, Promise)
-    ]
-    return {answer.fence.origin: dict(answer.applied) for answer in reported}
+    sent = [promise for _, promise in messages(node, Promise) if isinstance(promise, Promise)]
+    return {promise.fence.origin: dict(promise.applied) for promise in sent}
 
 
 def looking(node: FakeNode) -> list[VerifyWheel]:

@@ -75,7 +75,7 @@ def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
     wheels = [WheelId("node-with-a-long-name-0123456789"[:31], 10**6 + n) for n in range(3_000)]
     node = wheels[0].node
     reported = {
-        wheel: WheelHeartbeat(10**9, 10**9, 10**10, 10**9, 10**9, 10**10) for wheel in wheels
+        wheel: WheelHeartbeat(10**9, 10**9, 10**10, 10**9, 10**9, 2**32 - 1) for wheel in wheels
     }
     reported_heartbeat = replace(heartbeat("a", open_=wheels[-1], wheels=reported), node=node)
     others = {name: KnownPeer(replace(reported_heartbeat, node=name), 1) for name in "bcd"}

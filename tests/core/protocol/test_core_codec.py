@@ -99,7 +99,7 @@ def test_every_field_must_be_there_and_what_a_later_release_adds_is_passed_over(
         ("seqs", [[]], "seqs: "),
         ("wheels", {"a.1": 1}, "wheels: .* is no list"),
         ("keyed", {"00/5": {"number": 1}}, "keyed: '00/5' is not <id>/<due>/<topic>"),
-        ("parts", {"x": {"number": -1}}, "parts: number: -1 is less than 0"),
+        ("parts", {"x": {"number": -1}}, "parts: number: -1 is not from 0"),
         ("parts", {"x": {"number": True}}, "parts: number: True is no integer"),
         ("parts", [], "parts: an object was expected, not list"),
         ("list", [{}], "list: number is missing"),

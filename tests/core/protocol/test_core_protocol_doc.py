@@ -30,7 +30,7 @@ from delaywheel_replica.core.protocol.control import (
     NodeRecord,
 )
 from delaywheel_replica.core.protocol.frames import FrameRange
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.progress import (
     MOST_AHEAD,
     Done,
@@ -180,9 +180,9 @@ TAKEN_OUT = replace(FIVE, nodes={**FIVE.nodes, "c": NodeRecord(REMOVED, 1)})
 FENCE = Fence("a", 1)
 
 
-def member(node: str, applied: int, *, complete: bool = True, storage: str = "") -> FenceAnswer:
+def member(node: str, applied: int, *, complete: bool = True, storage: str = "") -> Promise:
     storage = storage or f"disk-{node}"
-    return FenceAnswer(node, storage, FENCE, {A1: applied}, all_incomplete=not complete)
+    return Promise(node, storage, FENCE, {A1: applied}, all_incomplete=not complete)
 
 
 def holding(nodes: str, seq: int) -> dict[str, Heartbeat]:

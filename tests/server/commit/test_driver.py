@@ -29,7 +29,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, LeaderTerm
+from delaywheel_replica.core.protocol.heartbeat import Fence, LeaderTerm, Promise
 from delaywheel_replica.core.protocol.messages import (
     Refused,
     WheelCard,
@@ -200,7 +200,7 @@ def test_a_promise_is_durable_before_it_is_answered(ready: Driven) -> None:
     assert (ready.row.answers, ready.state.fenced) == ((), {})
     ready.tick()
     ready.tick()
-    answer = FenceAnswer("n1", ready.state.storage, Fence("n1", 1), {ONE: 1})
+    answer = Promise("n1", ready.state.storage, Fence("n1", 1), {ONE: 1})
     assert ready.row.answers == (answer,)
     assert ready.state.fenced == {"n1": 1}
     assert ready.state.open == TWO

@@ -35,7 +35,7 @@ from delaywheel_replica.core.protocol.control import (
     WheelRecord,
     wheel_record,
 )
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.wheels.open_wheel import high_watermark
 from support.core.values import heartbeat, wheel_heartbeat
 
@@ -435,8 +435,8 @@ def end_with(
     return None if isinstance(result, AnswersWanted) else result.final_seq
 
 
-def fence_answer(node: str, answer: Answer) -> FenceAnswer:
-    return FenceAnswer(
+def fence_answer(node: str, answer: Answer) -> Promise:
+    return Promise(
         node=node,
         storage=SECOND if answer.is_replaced else FIRST,
         fence=Fence(WHEEL.node, WHEEL.number),

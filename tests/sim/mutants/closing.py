@@ -18,7 +18,7 @@ from delaywheel_replica.core.protocol.control import (
     required_answers,
 )
 from delaywheel_replica.core.protocol.frames import FrameRange
-from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Promise
 from delaywheel_replica.server.ledger.source import LedgerSource
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 from sim.nodes.books import SimBooks
@@ -30,7 +30,7 @@ def least_answer() -> list[Patch]:
     def at_the_least(
         wheel: WheelId,
         state: ControlState,
-        answers: Collection[FenceAnswer],
+        answers: Collection[Promise],
         heartbeats: Mapping[str, Heartbeat],
         *,
         taken: int,
@@ -50,7 +50,7 @@ def too_few_answers() -> list[Patch]:
 
 
 def incomplete_members_count() -> list[Patch]:
-    return [instead(FenceAnswer, "is_complete", lambda _self, _wheel: True)]
+    return [instead(Promise, "is_complete", lambda _self, _wheel: True)]
 
 
 def closed_wheels_are_not_copied() -> list[Patch]:
@@ -67,7 +67,7 @@ def replaced_members_count() -> list[Patch]:
     def with_all(
         wheel: WheelId,
         state: ControlState,
-        answers: Collection[FenceAnswer],
+        answers: Collection[Promise],
         *rest: Any,
         taken: int,
     ) -> Closing:

@@ -30,7 +30,7 @@ from delaywheel_replica.core.node import rolled_back
 from delaywheel_replica.core.node.events import DiskState, Effect, HeldWheel, Send, Sweep
 from delaywheel_replica.core.node.shared_state import Registry
 from delaywheel_replica.core.protocol.control import NodeRecord
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.messages import Frames, Vote
 from delaywheel_replica.core.wheels import fencing as promises
 from delaywheel_replica.core.wheels import mirrors, open_wheel
@@ -107,7 +107,7 @@ def promises_are_sent_before_they_are_durable() -> list[Patch]:
 
     def answer(
         state: NodeState, fence: Fence, holdings: Inventory, verifying: Verifying
-    ) -> FenceAnswer | None:
+    ) -> Promise | None:
         if fence.origin != state.node:
             upto = max(fence.upto, state.fenced.get(fence.origin, 0))
             state = replace(state, fenced={**state.fenced, fence.origin: upto})

@@ -44,6 +44,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.messages import Gossip, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.peers.encoding import decode, encode
 from delaywheel_replica.server.commit.committer import Answers, Group, Request, RequestOutcome
 from delaywheel_replica.server.commit.outside import GroupJob, Job, StepJob
 from delaywheel_replica.server.node.naming import key_of
@@ -108,6 +109,7 @@ class SimServer:
         self._jobs: deque[Job] = deque()
         self._working = False
         self._checkpointing = False
+        self._heard = 0
         self._dead = False
         self.store = self._open_store()
         self.store.undeletable = Undeletable(self.now_ms, self._undeleted)
@@ -228,6 +230,11 @@ class SimServer:
     def _receive(self, peer: str, message: PeerMessage) -> None:
         if not isinstance(message, Gossip):
             self.trace(f"<- {peer}", message)
+        # Reading all heartbeats would take a seventh of a run.
+        self._heard += 1
+        if not isinstance(message, Gossip) or self._heard % 8 == 0:
+            read = decode(encode(message))
+            assert read == message
         self.driver.received(peer, message)
 
     def _tick(self) -> None:

@@ -27,7 +27,7 @@ from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.core.protocol import status_files
 from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.link import HandoverBegins, Link, LinkMessage, StopRequested, Topics, Wake
 from support.cleaner.handed_over import HandedOver
@@ -129,19 +129,19 @@ class PretendedServer:
     def _hand(self, rows: Sequence[Sent], kind: Kind) -> None:
         self.write(rows) if kind is Kind.MESSAGES else self.cancel(rows)
 
-    def _answers(self, seqs: Mapping[WheelId, int]) -> tuple[FenceAnswer, ...]:
+    def _answers(self, seqs: Mapping[WheelId, int]) -> tuple[Promise, ...]:
         status = self.status()
         fences = () if status is None else status.fences
         return tuple(self._answer(fence, seqs) for fence in fences)
 
-    def _answer(self, fence: Fence, seqs: Mapping[WheelId, int]) -> FenceAnswer:
+    def _answer(self, fence: Fence, seqs: Mapping[WheelId, int]) -> Promise:
         upto = fence.upto - 1 if self.answers_lower else fence.upto
         applied = {
             wheel: seq
             for wheel, seq in seqs.items()
             if wheel.node == fence.origin and wheel.number <= upto
         }
-        return FenceAnswer(NODE, STORAGE, Fence(fence.origin, upto), applied)
+        return Promise(NODE, STORAGE, Fence(fence.origin, upto), applied)
 
     def _take_wheels(self) -> None:
         status = self.status()

@@ -19,7 +19,7 @@ from delaywheel_replica.core.election.machine import ElectionConfig
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
-from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Promise
 from delaywheel_replica.core.protocol.status_files import KnownPeer, Role, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
@@ -78,7 +78,7 @@ class Place:
         self.agrees: set[str] = set()
         self.hears_leader = False
         self.peers_ahead_ms = 0
-        self.answers: tuple[FenceAnswer, ...] = ()
+        self.answers: tuple[Promise, ...] = ()
         self.iterations_us: list[int] = []
         self.reads_s = 0.0
         self.reading = False

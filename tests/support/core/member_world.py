@@ -51,7 +51,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence
+from delaywheel_replica.core.protocol.heartbeat import Fence, Promise
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Frames,
@@ -59,7 +59,6 @@ from delaywheel_replica.core.protocol.messages import (
     Lacks,
     PeerMessage,
     PrevoteRequest,
-    Promise,
     Refused,
 )
 from delaywheel_replica.core.protocol.progress import Progress
@@ -410,8 +409,7 @@ class FakeNode:
             is_complete = not state.all_incomplete and not state.incomplete
             assert heartbeat.complete == (is_complete and not heartbeat.verifying)
         elif isinstance(message, Promise):
-            fence = message.answer.fence
-            assert state.fenced[fence.origin] >= fence.upto
+            assert state.fenced[message.fence.origin] >= message.fence.upto
         elif isinstance(message, Refused):
             assert state.fenced.get(message.origin, 0) >= message.upto or self.store.ends
         elif isinstance(message, Applied):

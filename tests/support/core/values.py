@@ -11,10 +11,10 @@ from delaywheel_replica.core.protocol.control import Leader, NodeRecord, WheelRe
 from delaywheel_replica.core.protocol.frames import FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import (
     Fence,
-    FenceAnswer,
     Heard,
     Heartbeat,
     LeaderTerm,
+    Promise,
     WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.histogram import Histogram
@@ -51,12 +51,12 @@ progresses = st.one_of(
 )
 wheel_beats = st.builds(
     WheelHeartbeat,
-    applied=seqs,
+    applied=st.integers(99, 2**40),
     high_watermark=seqs,
     seal_slot=slots,
     seal_seq=seqs,
     ledger_seq=seqs,
-    top_slot=st.integers(-1, 2**33),
+    top_slot=st.integers(-1, 2**32 - 1),
     missing=st.sets(st.integers(1, 99), max_size=9).map(SeqSet.of),
 )
 fences = st.builds(Fence, node_ids, st.integers(1, 9))
@@ -91,7 +91,7 @@ heartbeats = st.builds(
     control_version=st.integers(1, 9),
 )
 answers = st.builds(
-    FenceAnswer,
+    Promise,
     node=node_ids,
     storage=st.text(max_size=8),
     fence=fences,

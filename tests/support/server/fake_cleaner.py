@@ -37,7 +37,7 @@ from delaywheel_replica.core.protocol.control import (
     reschedule_record,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import (
     Reschedule,
@@ -201,7 +201,7 @@ class FakeCleaner:
         self._fences[node] = Fence(node, upto)
         self._link.send(Wake())
 
-    def fenced(self, node: str, upto: int) -> FenceAnswer | None:
+    def fenced(self, node: str, upto: int) -> Promise | None:
         """The answer to a fence, once it exists."""
         status = self.server_status()
         answers = () if status is None else status.answers

@@ -43,7 +43,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.election.events import EndReason
 from delaywheel_replica.core.leader.holders import held_prefix
 from delaywheel_replica.core.protocol.control import REMOVED, ROLLED_BACK, ControlState, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Promise
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 
 HEARD_MS = 1_000
@@ -224,7 +224,7 @@ class Eligibility:
 def _wanted(
     wheel: WheelId,
     record: WheelRecord,
-    answers: Collection[FenceAnswer],
+    answers: Collection[Promise],
     heartbeats: Collection[Heartbeat],
 ) -> int:
     """Returns the seq up to which a node should hold a wheel; `answers` are the node's own."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.holders import member_prefixes
 from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def is_registered(state: ControlState, heartbeat: Heartbeat) -> bool:
 def closing(
     wheel: WheelId,
     state: ControlState,
-    answers: Collection[FenceAnswer],
+    answers: Collection[Promise],
     heartbeats: Mapping[str, Heartbeat],
     *,
     taken: int,

@@ -73,7 +73,7 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal, first_progress
 from delaywheel_replica.core.protocol.status_files import FloorWait
 
@@ -126,7 +126,7 @@ class Situation:
     now_ms: int
     node: str
     heartbeats: Mapping[str, Heartbeat]
-    answers: Collection[FenceAnswer] = ()
+    answers: Collection[Promise] = ()
     looked_for: FrameSet = NO_FRAMES
     lacks: Mapping[str, FrameSet] = field(default_factory=dict)
     silent: AbstractSet[str] = frozenset()

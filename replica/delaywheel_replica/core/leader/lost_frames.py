@@ -28,7 +28,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.leader.holders import member_heartbeats
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Heartbeat, Promise
 
 MAX_LOST: Final = 1_000
 """Ranges that one transaction gives up."""
@@ -48,7 +48,7 @@ class Sought:
 
     own: str
     heartbeats: Mapping[str, Heartbeat]
-    answers: Collection[FenceAnswer]
+    answers: Collection[Promise]
     frames: FrameSet
     lacks: Mapping[str, FrameSet]
 

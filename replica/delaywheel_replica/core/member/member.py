@@ -103,7 +103,7 @@ from delaywheel_replica.core.node.plausible import known_number, tempered
 from delaywheel_replica.core.node.rolled_back import was_heard_later
 from delaywheel_replica.core.node.shared_state import Known, PendingEffects, Registry
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
@@ -112,7 +112,6 @@ from delaywheel_replica.core.protocol.messages import (
     Lacks,
     PeerMessage,
     PrevoteRequest,
-    Promise,
     Refused,
     Vote,
 )
@@ -444,7 +443,7 @@ class Member:
                 self._mirrors.note_lacks(sender, message)
                 return self._mirrors.fetch()
             case Promise():
-                return self._promised(sender, message.answer)
+                return self._promised(sender, message)
             case PrevoteRequest():
                 return self._asked_vote(sender, message)
             case Vote():
@@ -520,9 +519,9 @@ class Member:
     def _answer_leader(self, heartbeat: Heartbeat) -> list[Effect]:
         """Sends a leader this node's durable answers to the fences it asks for."""
         fences = () if heartbeat.term is None else heartbeat.term.fences
-        return [Send(heartbeat.node, Promise(found)) for found in self._answers(fences)]
+        return [Send(heartbeat.node, found) for found in self._answers(fences)]
 
-    def _answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
+    def _answers(self, fences: Iterable[Fence]) -> list[Promise]:
         """Returns this node's durable answers, at most one for each origin."""
         state = self._known.state
         if self._known.is_rolled_back:
@@ -530,7 +529,7 @@ class Member:
         found = (answer(state, fence, self._inventory, self._verifying) for fence in sorted(fences))
         return [each for each in found if each is not None]
 
-    def _promised(self, sender: str, given: FenceAnswer) -> list[Effect]:
+    def _promised(self, sender: str, given: Promise) -> list[Effect]:
         """Keeps another node's answer to a fence; answers about unknown origins are dropped."""
         origin = given.fence.origin
         is_configured = origin in {self._known.node, *self._hearing.others}

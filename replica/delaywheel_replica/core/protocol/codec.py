@@ -6,7 +6,8 @@ and never a KeyError from inside a decision.
 
 | annotation | JSON |
 |---|---|
-| int, str, bool, None | the same; `Annotated[int, AtLeast(n)]` refuses less |
+| int, str, bool, None | the same |
+| `Annotated[..., check]` | the same, as the check returns it; refused if it raises |
 | `Annotated[..., Added(x)]` | the same; x where an earlier release wrote no such field |
 | StrEnum | its text |
 | a class with `to_json` and `from_json` | what these make of it |
@@ -17,32 +18,60 @@ and never a KeyError from inside a decision.
 | Mapping[K, V] | an object |
 
 Every other field must be there; unknown ones are passed over, so a later release may add some.
+Between nodes the same declarations are protobuf (`peers/encoding.py`), with the same checks.
 """
 
 import dataclasses
 import json
 import types
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sized
 from enum import StrEnum
 from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.identity import NameInvalidError, WheelId, check_name
 
 _T = TypeVar("_T")
+_Sized = TypeVar("_Sized", bound=Sized)
 
 
 class MalformedError(ValueError):
     """A JSON document is missing a field, or a field has the wrong type or value."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AtLeast:
-    """The least value of an integer, in its annotation."""
+MOST: Final = 1 << 53
+"""No counter grows beyond this; every reader of the JSON handles it exactly."""
 
-    least: int
+
+def between(least: int, most: int = MOST) -> Callable[[int], int]:
+    """Returns the check of an integer, for its annotation."""
+
+    def check(number: int) -> int:
+        if least <= number <= most:
+            return number
+        raise MalformedError(f"{number} is not from {least} to {most}")
+
+    return check
+
+
+def at_most(most: int) -> Callable[[_Sized], _Sized]:
+    """Returns the check of how many characters or parts there are, for an annotation."""
+
+    def check(parts: _Sized) -> _Sized:
+        if len(parts) <= most:
+            return parts
+        raise MalformedError(f"{len(parts)} parts are more than {most}")
+
+    return check
+
+
+def _check_node(text: str) -> str:
+    try:
+        return check_name(text, what="node id")
+    except NameInvalidError as error:
+        raise MalformedError(str(error)) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,10 +98,14 @@ class Added:
     value: Any
 
 
-Natural = Annotated[int, AtLeast(0)]
+Natural = Annotated[int, between(0)]
 """An integer that is not negative."""
-Positive = Annotated[int, AtLeast(1)]
+Positive = Annotated[int, between(1)]
 """An integer of 1 or more."""
+NodeId = Annotated[str, _check_node]
+"""A node's name."""
+ShortText = Annotated[str, at_most(256)]
+"""What nodes say of themselves."""
 
 
 class Unchanged:
@@ -211,10 +244,10 @@ def _class(kind: Any) -> _Codec:  # noqa: PLR0911 - one for each kind of class
 
 def _annotated(kind: Any, marks: tuple[Any, ...]) -> _Codec:
     for mark in marks:
-        if isinstance(mark, AtLeast):
-            return _Codec(None, _at_least(mark.least), is_plain=True)
         if isinstance(mark, Text):
             return _text(mark.dump, mark.load)
+        if callable(mark):
+            return _checked(_codec(kind), mark)
     return _codec(kind)
 
 
@@ -234,15 +267,8 @@ def _integer(document: Any, _: Unchanged | None) -> int:
     return document
 
 
-def _at_least(least: int) -> _Load:
-    def load(document: Any, _: Unchanged | None) -> int:
-        if type(document) is not int:
-            raise MalformedError(f"{document!r} is no integer")
-        if document < least:
-            raise MalformedError(f"{document} is less than {least}")
-        return document
-
-    return load
+def _checked(codec: _Codec, check: Callable[[Any], Any]) -> _Codec:
+    return codec._replace(load=lambda document, known: check(codec.load(document, known)))
 
 
 def _boolean(document: Any, _: Unchanged | None) -> bool:

@@ -34,7 +34,6 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.codec import (
     Added,
-    AtLeast,
     MalformedError,
     Natural,
     Positive,
@@ -137,7 +136,7 @@ class NodeRecord:
 
     storage: str
     last_number: Natural
-    saves: Annotated[int, AtLeast(0), Added(0)] = 0
+    saves: Annotated[Natural, Added(0)] = 0
 
     def on(self, storage: str) -> "NodeRecord":
         """Returns the record of the same node, with another storage: its numbers continue."""

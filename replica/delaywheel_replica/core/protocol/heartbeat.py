@@ -9,15 +9,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.protocol.codec import MalformedError, Natural, Positive
+from delaywheel_replica.core.protocol.codec import (
+    MOST,
+    MalformedError,
+    Natural,
+    NodeId,
+    ShortText,
+    at_most,
+    between,
+)
 from delaywheel_replica.core.protocol.progress import Reached
 from delaywheel_replica.core.protocol.seal import Seal
 
 _NUMBERS_OF_A_WHEEL = 6  # the spans of missing frames follow
+
+_MOST_SLOT: Final = (1 << 32) - 1
+"""Slots are 32 bits wide in frames and index rows."""
+
+WheelNumber = Annotated[int, between(1, 10**18 - 1)]
+"""A wheel's name has at most 18 digits for it."""
+
+MOST_WHEELS: Final = 1 << 16
+"""The most entries in one heartbeat or promise."""
+MOST_MEMBERS: Final = 1_000
 
 MAX_MISSING = 50
 """Missing frames of one wheel are reported in this many spans: the sizes of reports are bounded."""
@@ -99,18 +117,19 @@ class WheelHeartbeat:
         """
         if not isinstance(document, list) or len(document) < _NUMBERS_OF_A_WHEEL:
             raise MalformedError(f"a list of numbers was expected, not {document!r}")
-        if len(document) % 2:
-            raise MalformedError(f"{document!r} has half a span")
         if set(map(type, document)) != {int}:
             raise MalformedError(f"{document!r} is no list of integers")
-        return _wheel_heartbeat(tuple(document))
+        return wheel_heartbeat(tuple(document))
 
 
 class Fence(NamedTuple):
     """A request to every member: promise to refuse this node's wheels up to `upto`."""
 
-    origin: str
-    upto: int
+    origin: NodeId
+    upto: WheelNumber
+
+
+Seqs = Annotated[Mapping[WheelId, Natural], at_most(MOST_WHEELS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +146,9 @@ class LeaderTerm:
     """
 
     epoch: Natural
-    fences: tuple[Fence, ...] = ()
-    limits: Mapping[WheelId, Natural] = field(default_factory=dict)
-    halves_objection: str | None = None
+    fences: Annotated[tuple[Fence, ...], at_most(MOST_WHEELS)] = ()
+    limits: Seqs = field(default_factory=dict)
+    halves_objection: ShortText | None = None
 
 
 class Heard(NamedTuple):
@@ -143,9 +162,9 @@ class Heard(NamedTuple):
         saves: The most saves that were heard of that storage.
     """
 
-    boot: str
-    ago_ms: int
-    storage: str = ""
+    boot: ShortText
+    ago_ms: Natural
+    storage: ShortText = ""
     saves: Natural = 0
 
 
@@ -179,27 +198,29 @@ class Heartbeat:
         control_version: The version of control records that its release knows.
     """
 
-    node: str
-    storage: str
-    boot: str
-    wall_ms: int
+    node: NodeId
+    storage: ShortText
+    boot: ShortText
+    wall_ms: Natural
     open: WheelId | None
     spare: WheelId | None
-    last_number: Natural
+    last_number: Annotated[int, between(0, 10**18 - 1)]
     draining: bool
     complete: bool
-    wheels: Mapping[WheelId, WheelHeartbeat] = field(default_factory=dict)
-    start: Natural = 0
-    count: Natural = 0
+    wheels: Annotated[Mapping[WheelId, WheelHeartbeat], at_most(MOST_WHEELS)] = field(
+        default_factory=dict
+    )
+    start: Annotated[int, between(0, 10**9)] = 0  # one a second for thirty years
+    count: Annotated[int, between(0, 10**13)] = 0  # ten a millisecond for thirty years
     saves: Natural = 0
-    floor: int | None = None
+    floor: Annotated[int, between(-MOST)] | None = None
     reached: Reached | None = None
     stands: bool = False
     term: LeaderTerm | None = None
-    heard: Mapping[str, Heard] = field(default_factory=dict)
+    heard: Annotated[Mapping[NodeId, Heard], at_most(MOST_MEMBERS)] = field(default_factory=dict)
     disk_out: bool = False
-    verifying: frozenset[WheelId] = frozenset()
-    control_version: Positive = 1
+    verifying: Annotated[frozenset[WheelId], at_most(MOST_WHEELS)] = frozenset()
+    control_version: Annotated[int, between(1, 10**6)] = 1
 
     @property
     def order(self) -> tuple[int, int]:
@@ -215,8 +236,8 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class FenceAnswer:
-    """A member's promise, durable before it is sent, and what the member holds.
+class Promise:
+    """A member's answer to a fence, durable before it is sent, and what the member holds.
 
     Attributes:
         storage: The uuid of its data folder.
@@ -227,11 +248,11 @@ class FenceAnswer:
         all_incomplete: That applies to every wheel.
     """
 
-    node: str
-    storage: str
+    node: NodeId
+    storage: ShortText
     fence: Fence
-    applied: Mapping[WheelId, Natural] = field(default_factory=dict)
-    incomplete: frozenset[WheelId] = frozenset()
+    applied: Seqs = field(default_factory=dict)
+    incomplete: Annotated[frozenset[WheelId], at_most(MOST_WHEELS)] = frozenset()
     all_incomplete: bool = False
 
     def covers(self, wheel: WheelId) -> bool:
@@ -243,11 +264,32 @@ class FenceAnswer:
         return not self.all_incomplete and wheel not in self.incomplete
 
 
+# What is reported of an open wheel changes with each heartbeat: so the cache is always full, and an
+# entry takes half a KiB.
 @lru_cache(maxsize=1_024)
-def _wheel_heartbeat(numbers: tuple[int, ...]) -> WheelHeartbeat:
-    """Parses a wheel's entry; cached, since a status repeats the same numbers."""
-    applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *missing = numbers
-    if min(applied, high_watermark, seal_seq, ledger_seq, top_slot + 1) < 0:
-        raise MalformedError(f"{list(numbers)} has a number that is too small")
-    spans = SeqSet(zip(missing[::2], missing[1::2], strict=True))
-    return WheelHeartbeat(applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, spans)
+def wheel_heartbeat(numbers: tuple[int, ...]) -> WheelHeartbeat:
+    """Reads the numbers of `WheelHeartbeat.to_json`; cached, since most wheels' do not change.
+
+    Raises:
+        MalformedError: No wheel has such numbers.
+    """
+    applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *spans = numbers
+    # In one expression: a node reports each of its wheels ten times a second.
+    if not (
+        0 <= applied <= MOST
+        and 0 <= high_watermark <= MOST
+        and 0 <= seal_seq <= MOST
+        and 0 <= ledger_seq <= MOST
+        and -MOST <= seal_slot <= MOST
+        and -1 <= top_slot <= _MOST_SLOT
+    ):
+        raise MalformedError(f"{list(numbers)} are numbers that no wheel has")
+    if len(spans) % 2:
+        raise MalformedError(f"{list(numbers)} have half a span")
+    missing = SeqSet(zip(spans[::2], spans[1::2], strict=True)) if spans else NO_SEQS
+    is_within = not missing or 1 <= missing.first <= missing.last <= applied
+    if not is_within or len(missing.spans) > MAX_MISSING:
+        raise MalformedError(f"{list(numbers)} have missing frames that cannot be")
+    return WheelHeartbeat(
+        applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, missing
+    )

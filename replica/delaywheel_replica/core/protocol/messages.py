@@ -13,16 +13,27 @@
 | Lacks | holder to fetcher | it has none of these frames |
 | Promise | member to leader | answer to a fence in the leader's heartbeat |
 | PrevoteRequest, Vote | standby and others | whether others hear no leader either |
+
+Annotations say what is sent, as the fields of the same names in peer.proto (`peers/encoding.py`),
+and what is refused. What must go together is in `core/node/plausible.py`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.codec import (
+    Natural,
+    NodeId,
+    Positive,
+    ShortText,
+    at_most,
+    between,
+)
+from delaywheel_replica.core.protocol.heartbeat import MOST_MEMBERS, Heartbeat, Promise, WheelNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class Gossip:
     """A node's own heartbeat, and the newest known of each other node."""
 
     heartbeat: Heartbeat
-    others: tuple[Heartbeat, ...] = ()
+    others: Annotated[tuple[Heartbeat, ...], at_most(MOST_MEMBERS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +49,9 @@ class WheelCard:
     """Describes a wheel to a mirror that has no files of it yet."""
 
     wheel: WheelId
-    members: Mapping[str, str]
-    min_insync: int
-    span_seconds: int
+    members: Annotated[Mapping[NodeId, ShortText], at_most(MOST_MEMBERS)]
+    min_insync: Positive
+    span_seconds: Annotated[int, between(1, 366 * 86_400)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class Frames:
 
     card: WheelCard
     frames: FrameBundle
-    request: int = 0
+    request: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +79,17 @@ class Applied:
     """
 
     wheel: WheelId
-    storage: str
-    boot: str
-    prefix: int
+    storage: ShortText
+    boot: ShortText
+    prefix: Natural
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A member has promised to refuse `origin`'s wheels up to `upto`."""
 
-    origin: str
-    upto: int
+    origin: NodeId
+    upto: WheelNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +102,10 @@ class Fetch:
         last_seq: See `first_seq`. They may be millions.
     """
 
-    request: int
+    request: Positive
     wheel: WheelId
-    first_seq: int
-    last_seq: int
+    first_seq: Positive
+    last_seq: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +119,16 @@ class Lacks:
         last_seq: See `first_seq`.
     """
 
-    request: int
+    request: Positive
     wheel: WheelId
-    storage: str
-    first_seq: int
-    last_seq: int
+    storage: ShortText
+    first_seq: Positive
+    last_seq: Positive
 
     @property
     def seqs(self) -> SeqSet:
         """The missing seqs."""
         return NO_SEQS.with_span(self.first_seq, self.last_seq)
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """A member's answer to a fence."""
-
-    answer: FenceAnswer
 
 
 class PrevoteRequest(NamedTuple):
@@ -135,15 +139,15 @@ class PrevoteRequest(NamedTuple):
         silence_ms: The receiver agrees if it has heard no leader for this long.
     """
 
-    round: int
-    silence_ms: int
+    round: Natural
+    silence_ms: Natural
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
     """Confirms that the sender hears no leader; giving a vote counts as having heard one."""
 
-    round: int
+    round: Natural
 
 
 ABOUT_FRAMES = (Frames, Applied, Fetch, Lacks)

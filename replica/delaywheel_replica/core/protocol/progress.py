@@ -30,8 +30,8 @@ class Position:
     """The place of one message; messages of one millisecond are taken in this order."""
 
     wheel: WheelId
-    seq: int
-    row: int
+    seq: Natural
+    row: Natural
 
     def __str__(self) -> str:
         return f"{self.wheel}/{self.seq}/{self.row}"
@@ -60,7 +60,7 @@ class Reached:
     """
 
     set_backs: Natural
-    due_ms: int
+    due_ms: Natural
     position: Position | None
 
     def __str__(self) -> str:

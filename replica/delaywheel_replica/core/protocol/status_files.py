@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Annotated
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.codec import AtLeast, Natural, Positive
+from delaywheel_replica.core.protocol.codec import Natural, Positive, between
 from delaywheel_replica.core.protocol.control import ControlState, Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.messages import PrevoteRequest
 from delaywheel_replica.core.protocol.progress import Progress
@@ -78,7 +78,7 @@ class ServerStatus:
     monotonic_ms: int
     peers: Mapping[str, KnownPeer] = field(default_factory=dict)
     leader_heard_ms: int | None = None
-    answers: tuple[FenceAnswer, ...] = ()
+    answers: tuple[Promise, ...] = ()
     votes: frozenset[str] = frozenset()
     vote_round: Natural = 0
     looked_for: FrameSet = NO_FRAMES
@@ -242,7 +242,7 @@ class CleanerStatus:
     epoch: int | None = None
     leader: Leader | None = None
     progress: Progress | None = None
-    control_offset: Annotated[int, AtLeast(-1)] = -1
+    control_offset: Annotated[int, between(-1)] = -1
     wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     lateness_ms: int = 0

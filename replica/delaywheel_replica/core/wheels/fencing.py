@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Fence, Promise
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.verifying import Verifying
 
@@ -28,7 +28,7 @@ class Fencing:
     def __init__(self) -> None:
         self.wanted: dict[str, int] = {}
         self._limits: dict[WheelId, int] = {}
-        self._answers: dict[tuple[str, str], FenceAnswer] = {}
+        self._answers: dict[tuple[str, str], Promise] = {}
 
     def asked(self, fences: Iterable[Fence], state: NodeState) -> bool:
         """Notes requests for promises; returns whether any of them is new."""
@@ -63,7 +63,7 @@ class Fencing:
         """Drops a deleted wheel."""
         self._limits.pop(wheel, None)
 
-    def answered(self, sender: str, answer: FenceAnswer) -> bool:
+    def answered(self, sender: str, answer: Promise) -> bool:
         """Notes another node's promise; returns whether it counts."""
         key = (answer.node, answer.fence.origin)
         known = self._answers.get(key)
@@ -77,14 +77,14 @@ class Fencing:
         self._answers[key] = answer
         return True
 
-    def answers(self) -> list[FenceAnswer]:
+    def answers(self) -> list[Promise]:
         """The newest answer of each other node for each origin, in order."""
         return [self._answers[key] for key in sorted(self._answers)]
 
 
 def answer(
     state: NodeState, fence: Fence, inventory: Inventory, verifying: Verifying
-) -> FenceAnswer | None:
+) -> Promise | None:
     """Returns this node's answer to a fence; None while the promise is not durable.
 
     Also None while it is unknown what the node holds of these wheels.
@@ -99,7 +99,7 @@ def answer(
         for wheel, held in inventory.items()
         if wheel.node == fence.origin and wheel.number <= upto
     }
-    return FenceAnswer(
+    return Promise(
         node=state.node,
         storage=state.storage,
         fence=Fence(fence.origin, upto),

@@ -64,8 +64,8 @@ from delaywheel_replica.core.node.events import (
     Send,
 )
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
-from delaywheel_replica.core.node.plausible import MOST
 from delaywheel_replica.core.node.shared_state import Known, PendingEffects
+from delaywheel_replica.core.protocol.codec import MOST
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Heartbeat
 from delaywheel_replica.core.protocol.messages import Applied, Frames, Lacks, Refused, WheelCard

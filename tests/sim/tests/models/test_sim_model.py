@@ -10,7 +10,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader import closing
 from delaywheel_replica.core.leader import holders as holding
 from delaywheel_replica.core.protocol import control
-from delaywheel_replica.core.protocol.heartbeat import FenceAnswer
+from delaywheel_replica.core.protocol.heartbeat import Promise
 from sim.models import wheel as model_wheel
 from sim.models.catalogue import WHEELS, exhaust, exhausted, name_of
 from sim.models.model import TooManyStatesError, explore
@@ -62,7 +62,7 @@ def test_too_few_answers_are_found() -> None:
 
 @pytest.mark.usefixtures("anew")
 def test_an_incomplete_member_that_counts_is_found() -> None:
-    with patch.object(FenceAnswer, "is_complete", lambda _self, _wheel: True):
+    with patch.object(Promise, "is_complete", lambda _self, _wheel: True):
         assert exhausted(WheelModel(2, 2)).found.wrong is not None
 
 
