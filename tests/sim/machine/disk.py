@@ -256,12 +256,7 @@ class SimulatedDisk:
         content.synced()
 
     def flip_somewhere(self, kind: str, chance: Random) -> Path | None:
-        """Flips a bit in a file of a kind: slot, index or dial; returns which, if there is one."""
-        if kind == "dial":
-            for name, array in self._arrays.items():
-                array[chance.randrange(len(array))] ^= 1 << chance.randrange(8)
-                return Path(name)
-            return None
+        """Flips a bit in a file of a kind: slot or index; returns which, if there is one."""
         paths = [path for path in self.paths() if self._is_of(kind, path)]
         if not paths:
             return None

@@ -322,7 +322,7 @@ def slow_files(world: World, node: str, operations: tuple[str, ...], us: int, ms
 
 @_fault
 def bit_flip(world: World, node: str, what: str, choice: int) -> None:
-    """Damages a file on the medium: of a slot, an index, or the dial."""
+    """Damages a file on the medium: of a slot, or an index."""
     sim = world.nodes[node]
     if path := sim.disk.flip_somewhere(what, Random(choice)):
         sim.damaged.add(path)

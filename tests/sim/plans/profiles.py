@@ -196,7 +196,7 @@ def _full_for_long(stage: Stage) -> list[Action]:
 
 
 def _bit_flip(stage: Stage) -> list[Action]:
-    what = stage.random.choice(("slot", "slot", "index", "dial"))
+    what = stage.random.choice(("slot", "slot", "index"))
     return stage.act("bit_flip", node=stage.node, what=what, choice=stage.random.randrange(1 << 30))
 
 
