@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 
 from local.loopback.shared import PASSWORD, JoinedBroker
 from local.reference import rows_of
+from support.server.server_process import wait_until
 
 _DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "KAFKA.md"
 _KINDS: Final = {
@@ -151,6 +152,9 @@ class Rights:
         wanted = AclBinding(kind, name, pattern, self._principal, "*", what, permission)
         admin = AdminClient({"bootstrap.servers": self.address})
         admin.create_acls([wanted])[wanted].result()
+        # The controller has answered: the broker hears of it later.
+        meant = AclBindingFilter(kind, name, pattern, self._principal, "*", what, permission)
+        wait_until("the broker knows it", lambda: admin.describe_acls(meant).result())
 
     def _delete(
         self,
