@@ -103,7 +103,10 @@ class Node:
             self.report(name, "obey")
 
     def report(self, name: str, does: str) -> None:
-        (self.folder / f"{name}.does").write_text(does)
+        # Whole, whoever reads it meanwhile: a child that starts, of another node of this folder.
+        beside = self.folder / f"{name}.next"
+        beside.write_text(does)
+        beside.replace(self.folder / f"{name}.does")
 
     def start(self, before: str = "") -> None:
         commands = {
