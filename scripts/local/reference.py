@@ -123,8 +123,8 @@ MORE_OF_METRICS: Final[Mapping[str, str]] = {
         "Add up the nodes. As for the accepted ones, 100 topics are counted separately. Retries"
         " count, and cancelled ones until they are due. Of dues more than a minute ahead the number"
         " is right, and when one stops counting may be off by a minute (75 s with a span of 7 days,"
-        " more with a longer one). What was accepted before the server started is counted once, in"
-        " the background."
+        " more with a longer one). What was accepted before the server started is counted in the"
+        " background, each wheel once it is verified."
     ),
     "delaywheel_topic_forwarded_messages_total": (
         "As for the accepted ones, 100 topics are counted separately."

@@ -207,8 +207,9 @@ class Server:
         )
         self._build_service(disk, cleaner_row)
         self._monitoring = Monitoring(self._sources())
-        pending = self._counts.pending
-        self._census = None if pending is None else Census(disk, data, pending)
+        self._census: Census | None = None
+        if (pending := self._counts.pending) is not None:
+            self._census = Census(disk, data, pending, lambda: self._view.status().heartbeat)
 
     def _keep_books(self, disk: PosixDisk, ledger: Ledger) -> Books:
         config = self._config
@@ -468,7 +469,7 @@ class Server:
         self._store_thread.do_some(self._driver)
         self._upkeep.start()
         if self._census is not None:
-            self._census.start(self._driver.status().heartbeat)
+            self._census.start()
         self._store_thread.start(self._driver)
         self._join_peers()
         self._heartbeat_thread.start(self._driver)
