@@ -78,7 +78,6 @@ class Committed:
     """The outcome of one request's messages.
 
     Attributes:
-        wheel: The wheel of the accepted messages.
         seq: The last frame of the group: the request is held once this frame is.
         failed: Row -> why it was not accepted.
     """
@@ -97,8 +96,6 @@ class Request:
     """Messages, or rows that name some, that a caller waits for.
 
     Attributes:
-        columns: What to write.
-        kind: What the rows are.
         on_answer: Called once.
         wheel: The only wheel that it may be written to; None: whichever is open.
         released_bytes: The length of the halves that it releases.
@@ -201,9 +198,8 @@ class WriteOutcome:
 def write(store: Store, group: Group, accepted_at_ms: int) -> WriteOutcome:
     """Appends the messages of a group that are not refused.
 
-    It refuses, besides earlier refusals: messages of full and finished slots; requests that no
-    frame can hold, whatever encoding them raises; and, if the wheel breaks, messages that are not
-    known to count.
+    It refuses as well: messages of full and finished slots; requests that no frame can hold,
+    whatever encoding them raises; and, if the wheel breaks, messages that are not known to count.
     """
     while True:
         columns, rows = group.columns, None
@@ -293,11 +289,7 @@ class Committer:
     def call_for_group(self, now_ms: int, *, refused: bool) -> bool:
         """Calls for a group, unless it is called for, or only messages are pending that must wait.
 
-        Args:
-            refused: Messages would be refused: then they wait for nothing.
-
-        Returns:
-            Whether it was called for now.
+        Messages that would be refused wait for nothing. Returns whether it was called for now.
         """
         with self._lock:
             if not self.needs_call:

@@ -233,11 +233,7 @@ class Driver:
         self._disk.look()
 
     def checkpoint(self) -> None:
-        """Puts written data on the medium; may wait for it.
-
-        Raises:
-            OSError: The medium reported an error; the next call tries again.
-        """
+        """Puts written data on the medium; may wait. After an OSError the next call tries again."""
         wheel = self._store.wheel
         try:
             self._store.checkpoint(lambda *damaged: self._report(Unreadable(*damaged)))
@@ -261,11 +257,7 @@ class Driver:
         self._step(_at_any_time(event))
 
     def _step(self, event_at: _EventAt, *, may_wait: bool = False) -> None:
-        """Steps the machine; the event is made from the clocks.
-
-        Args:
-            may_wait: The calling thread may wait for the disk.
-        """
+        """Steps the machine with an event made from the clocks; may do jobs if it `may_wait`."""
         outside = self._outside
         with self._lock:
             now_ms = outside.now_ms()
@@ -289,8 +281,7 @@ class Driver:
     def _do_at_once(self, effects: list[Effect]) -> None:
         """Answers callers first, and updates the status last, since only the cleaner reads it.
 
-        But a caller of a cancel wakes the cleaner as soon as it is answered: the status must be new
-        by then.
+        But it is new when a caller of a cancel is answered: that one wakes the cleaner at once.
         """
         answers: Answers = []
         for effect in effects:
@@ -342,8 +333,8 @@ class Driver:
     def do_next(self, effects: deque[Effect]) -> None:
         """Carries out the first of these effects; if it fails, the others are dropped.
 
-        Many short effects take long as well: a group that has waited for a time slice goes
-        before the next one.
+        Many short ones take long too: a group that has waited for a time slice goes before the
+        next.
         """
         if self._committer.waits_ms(self._outside.now_ms()) >= TIME_SLICE_MS:
             self._write_group()
@@ -409,11 +400,7 @@ class Driver:
         return TimeSlice(self._outside.now_ms, self._slice_at_most)
 
     def _mirror(self, effect: Mirror) -> HeldWheel:
-        """Writes another node's frames, in pieces; a piece without any frame ends the work.
-
-        Raises:
-            OSError: The medium reported an error.
-        """
+        """Writes another node's frames, in pieces; a piece without any frame ends the work."""
         held: HeldWheel | None = None
         frames = effect.frames
         while True:
@@ -445,7 +432,7 @@ class Driver:
     def _serve(self, effect: Serve) -> None:
         """Sends a push completely, in as many messages as needed; a fetch in one message.
 
-        If a push takes longer than a time slice, what is left queues behind what came meanwhile.
+        What a time slice leaves of a push queues behind what came meanwhile.
         """
         store, outside, first_seq = self._store, self._outside, effect.first_seq
         time_slice = self._time_slice()

@@ -17,11 +17,6 @@ class HalvesRefusals:
     """Judges begins and commits. For one thread."""
 
     def __init__(self, view: NodeView, *, are_wanted: bool) -> None:
-        """Has heard nothing yet.
-
-        Args:
-            are_wanted: The settings want half messages.
-        """
         self._view = view
         self._are_wanted = are_wanted
         self._objection: str | None = None

@@ -42,11 +42,7 @@ class Outside(Protocol):
         """Appends a job to the queue; may be called under the driver's lock."""
 
     def do_jobs(self, *, may_wait: bool) -> None:
-        """Carries out queued jobs by `Driver.do`.
-
-        Args:
-            may_wait: The calling thread may wait for the disk, and do them itself.
-        """
+        """Carries out queued jobs by `Driver.do`: here, if the caller may wait for the disk."""
 
     def happened(self, event: Event) -> None:
         """Reports an event that the machine took, before any of its immediate effects."""

@@ -56,7 +56,6 @@ class CommitRows:
     Attributes:
         keys: The half that each commits, by its number among all that were divided.
         released: The halves that they release, in the same order; none: they are commits.
-        released_bytes: The length of these.
     """
 
     keys: dict[int, MessageKey] = field(default_factory=dict)
@@ -128,13 +127,10 @@ class OwnHalves:
         return [rows for rows in (commits, *releases) if rows.keys]
 
     def written(self, rows: CommitRows, failed: Mapping[int, Refusal]) -> None:
-        """Notes which of these rows were not written: their halves may still be released.
+        """Notes which of these divided rows (by their place) were not written, as far as is known.
 
-        A half that comes later is not let go by a commit that was refused: its caller knows that.
-
-        Args:
-            rows: Rows that were divided.
-            failed: Place among them -> why it is not known to be written.
+        Their halves may still be released; but a half that comes later is not let go by a commit
+        that was refused: its caller knows that.
         """
         keys = list(rows.keys.values())
         for place, refusal in failed.items():
@@ -162,11 +158,6 @@ class CommitWriting:
     def __init__(
         self, own: OwnHalves, writing: Writing, open_wheel: Callable[[], WheelId | None]
     ) -> None:
-        """Begins.
-
-        Args:
-            own: The halves that this node accepted.
-        """
         self._own = own
         self._writing = writing
         self._open_wheel = open_wheel

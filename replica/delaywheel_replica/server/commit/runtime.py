@@ -71,10 +71,7 @@ class StoreThread:
         self._thread: threading.Thread | None = None
 
     def do_some(self, driver: Driver) -> None:
-        """Carries out the present jobs, and those they cause; call it before `start`.
-
-        What is left after some time is done on the thread: it concerns old wheels.
-        """
+        """Carries out present jobs, and those they cause, for some time; call it before `start`."""
         until = time.monotonic() + _BEFORE_START_S
         while self._jobs and time.monotonic() < until:
             driver.do(self._jobs.popleft())
@@ -94,11 +91,10 @@ class StoreThread:
             self._thread.join()
 
     def do_jobs(self, *, may_wait: bool) -> None:
-        """Has the queued jobs carried out.
+        """Has the queued jobs carried out: here, if the calling thread may wait for the disk.
 
-        Args:
-            may_wait: The calling thread may wait for the disk. It does the present jobs, and leaves
-                those queued meanwhile to the thread, because it has a peer to read from.
+        It does the present ones alone, because it has a peer to read from; the thread does the
+        rest.
         """
         if self._driver is None or self._worker == threading.get_ident():
             return  # it begins with them, or continues with them
@@ -136,11 +132,7 @@ class HeartbeatThread:
     """Ticks, and writes ``server.row``. ``write_status`` may be called on any thread."""
 
     def __init__(self, path: Path, *, wake: Callable[[], object]) -> None:
-        """Does nothing before ``start``.
-
-        Args:
-            wake: Wakes the cleaner, so that it reads the status now.
-        """
+        """Does nothing before ``start``; `wake` has the cleaner read the status now."""
         self._row = RowWriter(path)
         self._wake = wake
         self._lock = threading.Lock()
@@ -198,7 +190,6 @@ class RealOutside:
     It also logs what happens to the node's wheels, which operators follow.
 
     Attributes:
-        pid: The process's id.
         network: The network to the other nodes; None: there are none, or not yet.
         left: Set while node.json names no wheel as open. For the event loop.
     """

@@ -51,19 +51,10 @@ AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel | ReadAgain
 
 
 class TimeSlice:
-    """A part of a long job: at least one file or frame, and none once its time is over.
-
-    Attributes:
-        has_ended: Whether it is over.
-    """
+    """A part of a long job: at least one file or frame, and none once its time is over."""
 
     def __init__(self, now_ms: Callable[[], int], most: int | None = None) -> None:
-        """Begins now.
-
-        Args:
-            now_ms: The monotonic clock.
-            most: The most files or frames; None: as many as the time allows.
-        """
+        """Begins now, by the monotonic clock; None: as many files or frames as the time allows."""
         self._now_ms = now_ms
         self._until_ms = now_ms() + TIME_SLICE_MS
         self._left = most
@@ -87,12 +78,6 @@ class LongWork:
     """
 
     def __init__(self, store: Store, now_ms: Callable[[], int], *, most_files: int | None) -> None:
-        """Begins without work.
-
-        Args:
-            now_ms: The monotonic clock.
-            most_files: The most files in a step; None: as many as the time allows.
-        """
         self._store = store
         self._now_ms = now_ms
         self._most_files = most_files

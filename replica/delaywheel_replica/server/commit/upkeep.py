@@ -28,9 +28,7 @@ class Upkeep:
     ) -> None:
         """Does nothing before ``start``.
 
-        Args:
-            written: Returns how far everything is written: no checkpoint is made while that does
-                not change.
+        `written` says how far everything is written: while that stays, no checkpoint is made.
         """
         self._look = look
         self._checkpoint = checkpoint

@@ -1,10 +1,9 @@
 """Reads the messages of one second in batches, each with the cancels that concern it.
 
-A second may hold any number of messages and of cancels. So neither is kept as a whole: frames are
-gathered until there are enough messages or bytes, and then all cancels of the second are read once,
-of which only those of the batch are kept; commits and releases likewise, if there are half messages
-in the batch. Batches grow, so that the first messages come soon and the cancels are not read too
-often.
+A second may hold any number of both, so neither is kept as a whole: frames are gathered until there
+are enough messages or bytes, and then all cancels of the second are read once, of which only those
+of the batch are kept; commits and releases likewise, if it has half messages. Batches grow, so that
+the first messages come soon and the cancels are not read too often.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -39,11 +38,10 @@ def is_half(columns: Columns, row: int) -> bool:
 
 
 class Examined(NamedTuple):
-    """Frames that were examined together.
+    """Frames that were examined together, and the position after all their messages.
 
     Attributes:
-        end: The position after all their messages.
-        frames: Those with wanted rows, each with these.
+        frames: Those with wanted rows, each with these rows.
     """
 
     end: Position
@@ -53,14 +51,12 @@ class Examined(NamedTuple):
 
 @dataclass(slots=True)
 class ScannedBatch:
-    """Some messages of a second.
+    """Some messages of a second, and the position after all that were examined.
 
     Attributes:
-        frames: Frames in the order of positions, each with its wanted rows; frames without any are
-            left out.
-        end: The position after all messages that were examined.
-        naming: By kind of row: of those messages that are named by some, where these lie, by the
-            messages' keys.
+        frames: In the order of positions, each with its wanted rows; those without any are left
+            out.
+        naming: By kind and by the key of the message that they name: where such rows lie.
     """
 
     frames: list[tuple[Frame, list[int]]] = field(default_factory=list)
@@ -97,11 +93,9 @@ def in_batches(
 ) -> Iterator[ScannedBatch]:
     """Yields the messages of a second in batches.
 
-    Args:
-        examined: Its frames with messages, in the order of positions.
-        naming: Reads its frames of a kind that names messages.
-        first_rows: How many messages the first batch has at least.
-        is_enough: Ends a batch early.
+    `examined` are its frames with messages, in the order of positions; `naming` reads its frames of
+    a kind that names messages. The first batch has at least `first_rows`, unless `is_enough` ends
+    it.
     """
     batch, rows_at_most, count, length_bytes = ScannedBatch(), first_rows, 0, 0
     for part in examined:

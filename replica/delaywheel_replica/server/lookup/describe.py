@@ -1,7 +1,6 @@
 """What a node reports of its cluster: DescribeCluster, and the wheels in lists of slots.
 
-For each wheel the newest report counts: for an open one its own node's, if that is heard. What
-requires reading the disk is in details.py, what requires asking the other nodes in fan_out.py.
+For each wheel the newest report counts: for an open one its own node's, if that is heard.
 """
 
 from importlib.metadata import version
@@ -32,12 +31,7 @@ _SILENT_MS: Final = 2_000
 def describe_cluster(
     config: Config, view: NodeView, status: ServerStatus, address: str, *, refusal: Refusal | None
 ) -> pb.DescribeClusterResponse:
-    """Returns members, wheels, leader, progress, floor and limits.
-
-    Args:
-        address: Where callers reach it.
-        refusal: Why it accepts no messages now; None: it does.
-    """
+    """Returns members, wheels, leader, progress, floor and limits, and why it refuses messages."""
     cleaner = view.cleaner.status
     progress = None if cleaner is None else cleaner.progress
     answer = pb.DescribeClusterResponse(
@@ -74,11 +68,7 @@ def describe_cluster(
 
 
 def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.WheelStatus]:
-    """Returns every wheel that is registered or has files.
-
-    Args:
-        of_all: Whether to describe what is known of all nodes, or only what this one holds.
-    """
+    """Returns every wheel that is registered or has files, as this node or any sees it."""
     cleaner, heartbeats = view.cleaner.status, heartbeats_heard(status)
     registered = {} if cleaner is None else cleaner.wheels
     progress = None if cleaner is None else cleaner.progress

@@ -29,11 +29,7 @@ class Wanted:
     """The conditions of a filter; None: any value.
 
     Attributes:
-        topic: Its topic.
-        key: Its key.
-        id: Its 16 bytes.
         header: The name of one of its headers, and its value; without a value, any.
-        from_ms: The earliest due.
         to_ms: The due must be before this.
         may_find: Whether whoever asks may find what is in a topic.
     """
@@ -97,7 +93,7 @@ class Wanted:
 
 
 def wanted_of(asked: pb.Filter) -> Wanted:
-    """Parses a filter. What it names has a bounded length: look at it before anything else does.
+    """Parses a filter, and bounds the length of what it names: nothing may look at it before.
 
     Raises:
         RequestRefusedError: TOPIC_INVALID, ID_INVALID, DUE_INVALID, HEADER_INVALID.

@@ -69,11 +69,8 @@ class ProgressHistory:
     ) -> bool | None:
         """Whether a cancel of a message counts, or counted when it was taken.
 
-        Args:
-            progress: What is committed.
-
-        Returns:
-            None: it is done, and what counted then is not known here.
+        None: the message is done by the committed progress, and what counted then is not known
+        here.
         """
         if not cancels or progress is None:
             return False
@@ -90,11 +87,8 @@ class ProgressHistory:
     ) -> bool | None:
         """Whether some rows counted when their message was taken; None if that is not known here.
 
-        Args:
-            due_ms: The due of the message, which is done.
-            copies: Where it lies; one is enough.
-            naming: Where all these rows lie: its cancels, for instance.
-            releases: Where its releases lie, if it is a half.
+        `naming` is where all these rows lie, its cancels for instance; one of its copies is enough.
+        The `releases` are those of a half.
         """
         copies, seen = list(copies), self._seen
 

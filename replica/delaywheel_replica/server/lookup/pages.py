@@ -91,10 +91,7 @@ class SlotPages:
         limits: Mapping[WheelId, int],
         progress: Progress | None,
     ) -> pb.GetSlotResponse:
-        """Returns one page.
-
-        Args:
-            limits: The wheels to read, each up to a seq.
+        """Returns one page, of the wheels up to their limits.
 
         Raises:
             RequestRefusedError: PAGE_TOKEN_INVALID.

@@ -53,12 +53,7 @@ class AskedPlaces:
         halves_topic: str = "",
         wait_s: float = ANSWER_WAIT_S,
     ) -> None:
-        """Begins without requests.
-
-        Args:
-            halves_topic: Where groups are asked about half messages.
-            wait_s: How long to wait for its answer.
-        """
+        """Begins without requests; groups are asked about half messages in `halves_topic`."""
         self._ask = ask
         self._halves_topic = halves_topic
         self._wait_s = wait_s
@@ -67,12 +62,7 @@ class AskedPlaces:
         self._room = SharedRoom(ASKED_AT_MOST)
 
     async def add_place(self, message: pb.StoredMessage, sharer: Hashable = "") -> None:
-        """Adds the place of a message's record, if any; and what that proves of its state.
-
-        Args:
-            message: The message.
-            sharer: Who asks.
-        """
+        """Adds the place of a message's record, if any; and what that proves of its state."""
         if message.state not in _IS_DEAD:
             return
         question = self._question(message, is_dead=_IS_DEAD[message.state])

@@ -65,7 +65,6 @@ class MessageAnswer:
     """A message, as far as this node knows.
 
     Attributes:
-        message: The message.
         is_doubtful: A cancel of it may have come in time although it is given as done.
         is_undecided: It is given as not done; a cancel of it lies here that does not count yet.
     """
@@ -79,8 +78,7 @@ class _Scope(NamedTuple):
     """What is looked through, as it is known when the look begins.
 
     Attributes:
-        status: The node's.
-        limits: Its wheels, each with the last seq to read.
+        limits: The node's wheels, each with the last seq to read.
         lost: Frames that no node can read any more.
         reschedules: Decisions that may not be in frames yet.
     """
@@ -104,13 +102,7 @@ class Queries:
         *,
         on_damaged: Callable[[WheelId, int], None],
     ) -> None:
-        """Begins with nothing read.
-
-        Args:
-            fates: What became of messages, as far as known here.
-            history: Which cancels came in time.
-            on_damaged: Called with a frame that could not be read.
-        """
+        """Begins with nothing read; `on_damaged` is called with a frame that could not be read."""
         self._view = view
         self._fates = fates
         self._history = history
@@ -141,12 +133,10 @@ class Queries:
     ) -> list[Found | RequestRefusedError]:
         """Finds messages and their cancels; below the floor there are none.
 
-        All that are in known seconds cost one hand-over to the thread that reads.
-
-        Returns:
-            For each reference, in the same order, what was found; or one of these errors:
-            HANDLE_AMBIGUOUS: several messages have this id and second; NOT_UP_TO_DATE: only another
-            message is found, and this one may lie in what cannot be read.
+        All that are in known seconds cost one hand-over to the thread that reads. In place of what
+        was found stands HANDLE_AMBIGUOUS if several messages have this id and second,
+        NOT_UP_TO_DATE if only another message is found, and this one may lie in what cannot be
+        read.
         """
         return [found for found, _ in await self._find(references, sharer, with_frames=False)]
 
@@ -189,13 +179,7 @@ class Queries:
     ) -> AsyncIterator[tuple[Sequence[int], _Made]]:
         """Looks for messages by second, no more in a turn than may be there at once.
 
-        Args:
-            references: The messages.
-            sharer: Whose turns these are.
-            look: Looks for some of them, on the thread.
-
-        Yields:
-            The numbers of some messages, and what was found of these.
+        Yields the numbers of some messages, and what `look` found of these on the thread.
         """
         rows = sorted(range(len(references)), key=lambda row: references[row].slot)
         while rows:
@@ -287,13 +271,9 @@ class Queries:
     async def to_copy(
         self, places: Sequence[tuple[int, Position]], length_bytes: int
     ) -> list[Columns | None]:
-        """Returns messages, given their seconds and places; the first, if not all fit.
+        """Returns messages, given their seconds and places: one at least, of this length at most.
 
         They do not wait for what callers look for: whoever reschedules does, for them.
-
-        Args:
-            places: Where they lie.
-            length_bytes: No more are returned than have this length together, but at least one.
         """
         wheels = limits_of(self._view.status()).keys()
 
@@ -310,13 +290,9 @@ class Queries:
     async def get_message(self, reference: Reference, sharer: Hashable = "") -> MessageAnswer:
         """Returns one message with its content.
 
-        Args:
-            reference: Which.
-            sharer: Who asks.
-
         Raises:
-            RequestRefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot
-                be read; HANDLE_AMBIGUOUS.
+            RequestRefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be
+                read; HANDLE_AMBIGUOUS.
         """
         ((found, frame),) = await self._find([reference], sharer, with_frames=True)
         if isinstance(found, RequestRefusedError):
@@ -385,8 +361,7 @@ class Queries:
     def _was_delivered(self, found: Found) -> bool:
         """Whether a message that is done was delivered, as far as a loss would be known.
 
-        Another copy of a retry may have been the dead letter, long ago: the fate of each must be
-        known.
+        Another copy of a retry may have been the dead letter, long ago: the fate of each is needed.
         """
         status, (due_ms,) = self._view.cleaner.status, found.dues_ms
         if status is None or not found.complete:
@@ -474,12 +449,9 @@ class Queries:
         return 0 if progress is None else progress.floor
 
     def knows_all(self, status: ServerStatus | None = None) -> bool:
-        """Whether the node holds all that was acknowledged.
+        """Whether the node holds all that was acknowledged, by its status when the look began.
 
         Otherwise a frame that it does not hold could be the message, or a cancel.
-
-        Args:
-            status: The node's when the look began; None: it begins now.
         """
         cleaner = self._view.cleaner.status
         if cleaner is None:

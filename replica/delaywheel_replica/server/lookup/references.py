@@ -19,9 +19,7 @@ class Reference(NamedTuple):
     """A reference to one message: a tuple, as a thousand come with a call, and each is hashed.
 
     Attributes:
-        id: Its 16 bytes.
-        topic: Its topic.
-        due_ms: Its due; None: a handle gives only the second.
+        due_ms: None: a handle gives only the second.
         wheel: The wheel that accepted it, from a handle; None: no handle is given.
     """
 

@@ -1,8 +1,8 @@
 """Finds messages in the slot files: those of one slot, or some by topic, id and due.
 
 Ids are found by an index of the seconds that are asked about (storage/reading/id_index.py). Every
-wheel is searched, since a retry may have gone to another wheel than the first attempt. Used by one
-thread.
+wheel of `limits` is searched, up to the seq there, since a retry may have gone to another wheel
+than the first attempt. Used by one thread.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -151,7 +151,6 @@ class _Looked:
     """What was found of some messages.
 
     Attributes:
-        rows: The rows of each second, id and topic.
         marks: The ids of cancels that may be marks, by their beginning and due.
         unreadable: Seconds of which a frame could not be read, or may be missing.
     """
@@ -177,11 +176,7 @@ class _Looked:
     def found(
         self, name: _NameInSecond, reference: Reference, decided: Mapping[int, Reschedule]
     ) -> Found:
-        """Returns what was found of a message.
-
-        Args:
-            decided: Decisions about messages of its topic and id, by due.
-        """
+        """Returns what was found of a message; `decided` has its reschedules by due."""
         found, rows = Found(), self.rows[name]
         marked = {}
         if self.marks and rows.has_several:
@@ -194,14 +189,7 @@ class _Looked:
 
 
 class ComparedCopy(NamedTuple):
-    """A copy of a message, to be compared with it.
-
-    Attributes:
-        slot: The copy's second.
-        place: Where it lies.
-        columns: With `row`, the message.
-        row: See `columns`.
-    """
+    """A copy of a message: its second and where it lies; and columns and row to compare with."""
 
     slot: int
     place: Position
@@ -221,9 +209,8 @@ class Scanner:
     ) -> None:
         """Begins with nothing open.
 
-        Args:
-            on_damaged: Called with each frame that could not be read: its wheel, seq and slot.
-                Below the floor that is normal.
+        Calls `on_damaged` with wheel, seq and slot of each frame that could not be read: below the
+        floor that is normal.
         """
         self._disk = disk
         self._data = data
@@ -244,17 +231,12 @@ class Scanner:
 
         If a reference names no due, any due within its second fits; if the message was rescheduled
         within that second, the due that it has by now. If the id was sent with several dues of one
-        second, the wheel of the reference decides. That wheel need not have the message any more:
-        another attempt may lie elsewhere.
+        second, the wheel of the reference decides; another attempt of the message may lie
+        elsewhere.
 
         Args:
-            limits: The wheels to search, each up to a seq.
-            lost: Frames that no node can read any more. Those whose second is unknown are not
-                assumed to be of the second that is read.
-            reschedules: Decisions that may not be in frames yet.
-
-        Returns:
-            What was found of each, in the same order.
+            lost: Frames that no node can read any more; those whose second is unknown are taken to
+                be of another one.
         """
         self._follow(limits, lost)
         looked, names = _Looked(), [*map(_sought, references)]
@@ -305,13 +287,7 @@ class Scanner:
     def are_absent(
         self, references: Sequence[Reference], limits: Mapping[WheelId, int], lost: FrameSet
     ) -> NDArray[np.bool_]:
-        """Which messages have no row, in seconds of which every frame could be read.
-
-        Args:
-            references: At least one.
-            limits: As in `find_many`.
-            lost: As in `find_many`.
-        """
+        """Which messages have no row, in seconds of which every frame could be read."""
         self._follow(limits, lost)
         ids, topics = [each.id for each in references], [each.topic for each in references]
         slots = np.array([each.slot for each in references], np.int64)
@@ -363,9 +339,8 @@ class Scanner:
     ) -> list[Columns | None]:
         """Returns messages without the rest of their frames; None as for `frame`.
 
-        Args:
-            places: Their seconds and places. Those of one frame in a row cost one read.
-            length_bytes: No more are returned than have this length together, but at least one.
+        Places of one frame in a row cost one read. No more are returned than have this length
+        together, but at least one.
         """
         read: list[Columns | None] = []
         for place, frame in self._frames_at(places):
@@ -381,8 +356,7 @@ class Scanner:
     def are_same(self, copies: Sequence[ComparedCopy]) -> list[bool | None]:
         """Whether copies have the contents of messages; None: the copy cannot be read, as `frame`.
 
-        Args:
-            copies: Copies of one frame in a row cost one read.
+        Copies of one frame in a row cost one read.
         """
         frames = self._frames_at((copy.slot, copy.place) for copy in copies)
         return [
@@ -413,11 +387,9 @@ class Scanner:
         """Yields the readable frames of a slot, in the order of positions.
 
         Args:
-            limits: The wheels to read, each up to a seq.
             kind: Only frames with messages or only those with cancels; None: both.
             after: The first frame is the one that contains this position.
             found: Called if one could not be read, or if it is unknown where one belongs.
-            lost: As in `find_many`.
         """
         for reader, up_to_seq, from_seq in self._to_read(limits, after):
             wheel, given_up = reader.wheel, lost.seqs(reader.wheel)
@@ -441,16 +413,10 @@ class Scanner:
         found: Found,
         lost: FrameSet,
     ) -> Iterator[FrameBatch | PassedOver]:
-        """Yields a slot's messages, in the order of positions, as far as they may be wanted.
+        """Yields a slot's messages as `frames` does, as far as they may be wanted.
 
-        Frames that may be of any second are not reported: see `note_missing`.
-
-        Args:
-            limits: The wheels to read, each up to a seq.
-            may_hold: Whether what is sought may be among the bytes of some frames.
-            after: As in `frames`.
-            found: As in `frames`.
-            lost: As in `find_many`.
+        `may_hold` says whether what is sought may be among the bytes of some frames. Frames that
+        may be of any second are not reported: see `note_missing`.
         """
         for reader, up_to_seq, from_seq in self._to_read(limits, after):
             wheel, given_up = reader.wheel, lost.seqs(reader.wheel)
@@ -468,13 +434,7 @@ class Scanner:
         limits: Mapping[WheelId, int],
         may_hold: Callable[[bytes], bool],
     ) -> Iterator[PassedSecond | None]:
-        """Yields for each slot what it holds if nothing sought can be in it; None: read it.
-
-        Args:
-            slots: Ascending.
-            limits: The wheels to read, each up to a seq.
-            may_hold: As in `sieved`.
-        """
+        """Yields for each slot what it holds if nothing sought can be in it; None: read it."""
         readers = [
             reader.passing_over(slots, up_to_seq, may_hold)
             for reader, up_to_seq, _ in self._to_read(limits, None)
@@ -488,14 +448,7 @@ class Scanner:
     def note_missing(
         self, limits: Mapping[WheelId, int], slot: int, found: Found, lost: FrameSet
     ) -> None:
-        """Reports frames that may be of any second, for those that read many of them.
-
-        Args:
-            limits: The wheels, each up to a seq.
-            slot: The first second that is read.
-            found: As in `frames`.
-            lost: As in `find_many`.
-        """
+        """Reports frames that may be of any second from `slot` on; once for many seconds."""
         for reader, up_to_seq, _ in self._to_read(limits, None):
             self._check_holes(reader, up_to_seq, slot, found, lost.seqs(reader.wheel))
 
@@ -558,14 +511,8 @@ def _by_now(
 ) -> set[int]:
     """Returns the present dues of messages that were rescheduled within their second.
 
-    A handle names a second. If a message was rescheduled within that second, its old and its new
-    handle are equal; the present message is meant, not the former one.
-
-    Args:
-        named: The dues that a handle matches.
-        dues_ms: The dues of everything found.
-        marked: The dues that messages were rescheduled to, according to their marks.
-        reschedules: The dues that they were rescheduled to, according to decisions.
+    A handle names a second, so the old and the new handle of such a message are equal; the present
+    message is meant. Marks and decisions say which dues became which.
     """
     went = {due_ms: known_due_ms(reschedules.get(due_ms), marked.get(due_ms)) for due_ms in dues_ms}
     by_now = set(named)

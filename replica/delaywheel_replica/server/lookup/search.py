@@ -77,11 +77,7 @@ _SLOT = re.compile(r"\d{1,10}")
 
 @dataclass(frozen=True, slots=True)
 class PageStart:
-    """Where a page begins.
-
-    Attributes:
-        after: The last message of the page before; None: the page begins with the first message.
-    """
+    """Where a page begins: after the last message of the page before; None: with the first."""
 
     slot: int
     after: Position | None = None
@@ -101,10 +97,8 @@ class Asked:
     """The request for one page.
 
     Attributes:
-        wanted: The filter.
-        token: The previous page's token; empty: the first page.
+        token: The previous page's; empty: the first page.
         page_size: How many messages at most; 0: the default.
-        with_content: Include key, value and headers.
         with_cancelled: Include messages that a cancel names.
     """
 
@@ -117,13 +111,9 @@ class Asked:
 
 @dataclass(slots=True)
 class Page:
-    """The messages of a page, and how much was examined for it.
+    """The pending messages of a page, in the order of seconds, and how much was examined for it.
 
     Attributes:
-        messages: Pending messages, in the order of seconds.
-        next: Where the next page begins; None: there is none.
-        read_messages: How many messages were examined.
-        read_bytes: How many bytes of frames were read.
         content_bytes: The length of the messages, if they have contents.
         complete: Every frame that was examined could be read, and the node holds all of them.
     """
@@ -164,12 +154,7 @@ class Search:
         knows_all: Callable[[ServerStatus], bool],
         on_damaged: Callable[[WheelId, int, int], None],
     ) -> None:
-        """Begins with nothing read.
-
-        Args:
-            knows_all: Whether this node holds all that was acknowledged.
-            on_damaged: Called with a frame that could not be read: wheel, seq, slot.
-        """
+        """Begins with nothing read; `on_damaged` gets wheel, seq, slot of an unreadable frame."""
         self._view = view
         self._knows_all = knows_all
         self._walk = Walk(Scanner(disk, data, on_damaged=on_damaged), DialView(disk, data))
@@ -229,11 +214,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class NodeHoldings:
-    """The node's state when a walk begins: wheels, each up to a seq; done and lost frames.
-
-    Also the messages that have been rescheduled; the registered wheels; and the
-    wall clock.
-    """
+    """The node's state when a walk begins: wheels up to their seqs, and what else it knows."""
 
     limits: Mapping[WheelId, int]
     progress: Progress | None
@@ -301,7 +282,7 @@ class Walk:
     def _slots(self, first: int, end: int, held: NodeHoldings) -> NDArray[np.int64]:
         """Returns the seconds in [first, end) that may hold pending messages, ascending.
 
-        What is due by w is pending only in frames beyond V: while w lies in the future, these may
+        What is due by w is pending only in frames beyond V; while w lies in the future, these may
         be many.
         """
         progress = held.progress
@@ -379,9 +360,7 @@ def _matches(
 ) -> Iterator[tuple[pb.StoredMessage, Position]]:
     """Yields the pending messages of a batch, with their places.
 
-    Args:
-        held: What the node has.
-        seen: Those of the second that the page has already; a retry may have left several copies.
+    `seen` are those of the second that the page has already: a retry may have left several copies.
     """
     for frame, row, key in batch.rows():
         if key in seen:

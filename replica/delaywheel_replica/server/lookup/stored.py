@@ -38,15 +38,10 @@ def stored_message(
     fates: Fates | None = None,
     half: "pb.MessageState.ValueType | None" = None,
 ) -> pb.StoredMessage:
-    """Builds the protocol's form of a message.
+    """Builds the protocol's form of a message, as far as progress and its fates are known.
 
     Args:
-        frame: The frame that contains it.
-        row: Its row there.
-        progress: The committed progress, as far as known.
         cancelled: A cancel of it counts.
-        with_content: Include key, value and headers.
-        fates: What is known of messages that are done.
         half: The state of a half, as `half_state` has it; None: the message is none.
     """
     columns = frame.columns
