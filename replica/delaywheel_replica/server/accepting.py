@@ -180,14 +180,9 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
 def accepting_several_calls(
     takes: Takes = lambda *_: True, open_to_all: tuple[str, ...] = ()
 ) -> Iterator[Accepting]:
-    """A server of the running loop is to be made within this.
+    """Yields what tells of the running loop's server, which is to be made within this.
 
-    Args:
-        takes: See `Takes`.
-        open_to_all: The services of which calls are shown to it.
-
-    Yields:
-        What tells of it.
+    Calls of the services that are open to all are shown to `takes` (see `Takes`).
     """
     plain, accepting = cygrpc.AioServer, Accepting()
     cygrpc.AioServer = partial(

@@ -48,13 +48,11 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """The content of the files, checked.
+    """The content of the files, checked; as PEM.
 
     Attributes:
-        chain: The node's certificate, and what it was signed with, as PEM.
-        key: Its private key, as PEM.
-        client_ca: Certificates of those who may have signed a caller's, as PEM; None: callers need
-            none.
+        chain: The node's certificate, and what it was signed with.
+        client_ca: Certificates of those who may have signed a caller's; None: callers need none.
         node_ca: The same for other nodes' certificates; None: gRPC's list of public ones.
         not_after_s: When the first of the node's own chain expires, Unix seconds.
     """
@@ -67,11 +65,7 @@ class Certificates:
 
     @classmethod
     def read(cls, config: Config, now_s: float) -> Self:
-        """Reads the files that the settings name.
-
-        Raises:
-            CertificateError: One is not in order.
-        """
+        """Reads the files that the settings name; a CertificateError says what is wrong."""
         # Only here: a node without TLS starts sooner without it.
         from cryptography import x509  # noqa: PLC0415
         from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
@@ -140,11 +134,7 @@ class NodeCertificates:
     """This node's certificates as its files have them now. Thread-safe."""
 
     def __init__(self, config: Config) -> None:
-        """Reads the files.
-
-        Raises:
-            CertificateError: One is not in order.
-        """
+        """Reads the files; a CertificateError says what is wrong."""
         self._config: Final = config
         self._lock: Final = Lock()
         files = (config.tls_cert, config.tls_key, config.tls_client_ca, config.tls_ca)
@@ -165,8 +155,7 @@ class NodeCertificates:
     def server_credentials(self, *, asks: bool = True) -> grpc.ServerCredentials:
         """Returns what a port listens with.
 
-        Args:
-            asks: Callers must show a certificate there, if `tls_client_ca` is set.
+        Callers must show a certificate there if it asks, and if `tls_client_ca` is set.
         """
         served = self.current
 
@@ -244,11 +233,7 @@ def _made_context(certificates: Certificates, role: _Role) -> ssl.SSLContext:
 
 
 def _check_kind(path: Path, certificate: Certificate) -> None:
-    """Refuses keys with which no gRPC client connects, or of which OpenSSL thinks them too small.
-
-    Raises:
-        CertificateError: It is of such a kind.
-    """
+    """Refuses keys with which no gRPC client connects, or that OpenSSL thinks too small."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa  # noqa: PLC0415 - as above
 
     match certificate.public_key():
@@ -266,11 +251,7 @@ def _check_kind(path: Path, certificate: Certificate) -> None:
 
 
 def _check_peers(config: Config, certificate: Certificate) -> None:
-    """Refuses what no other node would accept.
-
-    Raises:
-        CertificateError: It does not name this node's host, or does not serve for both ends.
-    """
+    """Refuses what no other node would accept: not for this host, or not for both ends."""
     from cryptography import x509  # noqa: PLC0415 - as above
     from cryptography.x509.oid import ExtendedKeyUsageOID as Usage  # noqa: PLC0415
 

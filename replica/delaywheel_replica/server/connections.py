@@ -60,11 +60,9 @@ class _AdmittedConnection(NamedTuple):
 
 
 class _OpenConnection(NamedTuple):
-    """An open connection of a caller.
+    """An open connection of a caller, from their address to our port.
 
     Attributes:
-        address: The other end's.
-        port: Ours.
         since_s: When it was seen first, by how long the event loop had begun calls as they came.
     """
 
@@ -77,11 +75,7 @@ class CallerConnections:
     """Watches the connections at some ports. `admitted` and `takes` are for any thread."""
 
     def __init__(self, most_of_port: int) -> None:
-        """Begins without ports.
-
-        Args:
-            most_of_port: How many gRPC takes at each.
-        """
+        """Begins without ports, of which gRPC takes `most_of_port` connections at each."""
         self._of_address: Final = max(1, most_of_port // 4)
         self._ports: dict[int, bool] = {}
         self._admitted: Final[dict[str, _AdmittedConnection]] = {}
@@ -95,12 +89,11 @@ class CallerConnections:
         self._thread: Final = Thread(target=self._watch, name="connections", daemon=True)
 
     def start(self, ports: Mapping[int, bool], is_behind: Callable[[], bool]) -> None:
-        """Watches, until `stop`. On the event loop that serves them.
+        """Watches ports for callers until `stop`, on the event loop that serves them.
 
         Args:
-            ports: Those for callers, and whether each asks for certificates.
-            is_behind: Whether calls wait to be begun: those of a stranger may be among them. Asked
-                on the event loop.
+            ports: Whether each asks for certificates.
+            is_behind: Whether calls wait to be begun: those of a stranger may be among them.
         """
         self._is_behind = is_behind
         self._ports = dict(ports)
@@ -123,9 +116,7 @@ class CallerConnections:
     def takes(self, address: str, shown: Callable[[], object]) -> bool:
         """Notes a call that anybody may make; returns whether it is begun.
 
-        Args:
-            address: As for `admitted`.
-            shown: Returns what the connection shows, as gRPC's dictionary.
+        `shown` returns what the connection shows, as gRPC's dictionary.
         """
         if address in self._admitted:
             return True

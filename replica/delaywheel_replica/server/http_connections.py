@@ -35,12 +35,7 @@ class HttpConnections:
     """Accepts connections for an HTTP server. For the event loop's thread."""
 
     def __init__(self, server: web.Server, context: Callable[[], ssl.SSLContext] | None) -> None:
-        """Begins without listening.
-
-        Args:
-            server: Serves connections, and knows those that are open.
-            context: Returns what a handshake needs now; None: plain text.
-        """
+        """Begins without listening; `context` returns what a handshake needs now."""
         self._server: Final = server
         self._context: Final = context
         self._shaking: Final[dict[asyncio.Task[None], tuple[socket.socket, str]]] = {}
@@ -48,11 +43,7 @@ class HttpConnections:
         self._socket: socket.socket | None = None
 
     def start(self, listen: str) -> int:
-        """Listens on host:port; returns the port.
-
-        Raises:
-            OSError: It cannot be listened on.
-        """
+        """Listens on host:port; returns the port. An OSError says why it cannot."""
         self._socket = sockets.listen(listen)
         self._socket.setblocking(False)  # noqa: FBT003 - the library's
         self._accepting = asyncio.create_task(self._accept(self._socket))

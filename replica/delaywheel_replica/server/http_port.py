@@ -73,11 +73,7 @@ class HttpPort:
         )
 
     async def start(self, listen: str) -> str:
-        """Listens; returns the address.
-
-        Raises:
-            ListenError: The address cannot be listened on.
-        """
+        """Listens; returns the address. A ListenError says why it cannot."""
         await self._runner.setup()
         assert self._runner.server is not None, "it is set up"
         connections = HttpConnections(self._runner.server, self._ssl_context())

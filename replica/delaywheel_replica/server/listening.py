@@ -79,11 +79,9 @@ class GrpcListener:
         audit: Audit,
         certificates: NodeCertificates | None = None,
     ) -> None:
-        """Prepares.
+        """Prepares for so many connections of callers at each port.
 
-        Args:
-            connections: The most connections of callers at each port.
-            certificates: This node's; None: callers speak plain text.
+        Without certificates they speak plain text.
         """
         self._config = config
         self._certificates = certificates
@@ -130,9 +128,7 @@ class GrpcListener:
     async def start(self, earlier_address: str | None) -> str:
         """Listens; returns the address.
 
-        Args:
-            earlier_address: Where this node listened before a restart, which callers know: with
-                port 0 it is tried first.
+        With port 0, the one before a restart is tried first: callers know it.
         """
         host, _, port = self._config.listen.rpartition(":")
         bound = 0

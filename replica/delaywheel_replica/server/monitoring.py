@@ -20,11 +20,7 @@ class Monitoring:
         self._pulsing: asyncio.Task[None] | None = None
 
     async def start(self) -> str | None:
-        """Starts both; returns the HTTP address, None if none is configured.
-
-        Raises:
-            ListenError: The address cannot be listened on.
-        """
+        """Starts both; returns the HTTP address, None if none is configured."""
         address = None if self._listen is None else await self._open_port(self._listen)
         self._pulsing = asyncio.create_task(self._sources.pulse.run())
         return address

@@ -246,9 +246,5 @@ class DelayWheelService:
 
 
 def _count_question(request: Message, context: CallContext) -> None:
-    """Counts a question against the caller's quota.
-
-    Raises:
-        RequestRefusedError: QUOTA_EXCEEDED.
-    """
+    """Counts a question against the caller's quota, or refuses it: QUOTA_EXCEEDED."""
     context.caller.spend(0, request.ByteSize(), questions=1)

@@ -51,11 +51,6 @@ class Audit:
     """Writes the log. For any thread."""
 
     def __init__(self, node: str = "", *, has_grants: bool = False) -> None:
-        """Begins without lines.
-
-        Args:
-            has_grants: Whether callers have names.
-        """
         self._node = node
         self._has_grants = has_grants
         self._lock: Final = Lock()

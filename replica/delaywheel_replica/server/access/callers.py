@@ -53,12 +53,7 @@ class Shown(Protocol):
 
 
 class Purse(NamedTuple):
-    """What callers spend from.
-
-    Attributes:
-        quotas: Returns the quotas as they are now.
-        spending: What was spent.
-    """
+    """What callers spend from: the quotas as they are now, less what was spent."""
 
     quotas: Callable[[], Quotas]
     spending: Spending
@@ -164,8 +159,7 @@ class CallOrigin(NamedTuple):
     """Where a call comes from: what it takes of the node is counted by this.
 
     Attributes:
-        address: Its connection.
-        principal: Who makes it; empty: nobody asked for a name, or a node makes it.
+        principal: Empty: nobody asked for a name, or a node makes the call.
     """
 
     address: str
@@ -181,8 +175,6 @@ class CallContext(NamedTuple):
     """A call as the service sees it.
 
     Attributes:
-        caller: Who makes it.
-        address: Their connection.
         left_s: How long they wait; None: they do not say.
         shown: What it shows: gRPC's own context.
     """
@@ -219,11 +211,7 @@ class Access:
     """Finds out who makes a call, and whether they may. For any thread."""
 
     def __init__(self, config: Config) -> None:
-        """Reads the files of the settings.
-
-        Raises:
-            AccessFileError: One is not in order.
-        """
+        """Reads the files of the settings; one that is not in order is an AccessFileError."""
         self.call_secret: Final = secrets.token_bytes(32)
         """Who shows it is a node: this process tells it to its peers alone."""
         self._shown_by_nodes: Final = self.call_secret.hex()
@@ -274,10 +262,6 @@ class Access:
 
     def admit(self, call: str, shown: Shown) -> Caller:
         """Returns who makes a call, if they may make it at all.
-
-        Args:
-            call: Its name.
-            shown: What it shows.
 
         Raises:
             RequestRefusedError: FORBIDDEN, TOKEN_UNKNOWN, NODE_UNPROVEN, CERTIFICATE_EXPIRED.

@@ -26,12 +26,7 @@ class AccessFileError(Exception):
 
 
 class FileRead(NamedTuple, Generic[_Content]):
-    """What was read.
-
-    Attributes:
-        content: What the file says.
-        digest: The SHA-256 of its bytes.
-    """
+    """What was read, and the SHA-256 of its bytes."""
 
     content: _Content
     digest: str
@@ -41,11 +36,7 @@ class WatchedFile(Generic[_Content]):
     """What a file says now. For any thread."""
 
     def __init__(self, name: str, path: Path, parse: Callable[[bytes], _Content]) -> None:
-        """Reads the file.
-
-        Args:
-            name: The setting that names it.
-            parse: Reads its content; raises ValueError, with what is wrong.
+        """Reads the file that the setting `name` names; `parse` raises ValueErrors for people.
 
         Raises:
             AccessFileError: It is not in order.

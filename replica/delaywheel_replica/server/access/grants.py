@@ -41,11 +41,7 @@ _TABLES: Final = ("grant", "quota", "topic_quota")
 
 
 class Grants:
-    """All grants. For any thread.
-
-    Attributes:
-        quotas: The quotas beside them.
-    """
+    """All grants. For any thread."""
 
     def __init__(self, grants: list[tuple[tuple[Pattern, ...], Granted]], quotas: Quotas) -> None:
         self._grants = grants
@@ -56,11 +52,7 @@ class Grants:
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
-        """Reads the content of a file.
-
-        Raises:
-            ValueError: It is not in order; says what is wrong.
-        """
+        """Reads the content of a file; a ValueError says what is wrong."""
         document = tomllib.loads(content.decode())
         if unknown := document.keys() - set(_TABLES):
             name = min(unknown)

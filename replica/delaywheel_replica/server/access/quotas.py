@@ -55,8 +55,7 @@ class TopicQuota(NamedTuple):
     """What may be pending in a topic of what a node accepted; None: any number.
 
     Attributes:
-        pending_messages: Messages that are not due.
-        pending_bytes: Their keys, values and headers.
+        pending_bytes: Keys, values and headers of the messages.
     """
 
     pending_messages: int | None = None
@@ -78,11 +77,7 @@ class Quotas:
 
     @classmethod
     def parse(cls, document: dict[str, Any]) -> Self:
-        """Reads the tables of a document.
-
-        Raises:
-            ValueError: They are not in order; says what is wrong.
-        """
+        """Reads the tables of a document; a ValueError says what is wrong."""
         quotas = tables_of(document, "quota")
         topic_quotas = tables_of(document, "topic_quota")
         return cls(

@@ -15,12 +15,7 @@ class SharedRoom:
     """How much of the room is taken, and by whom. For one thread."""
 
     def __init__(self, most: int, most_of_one: int | None = None) -> None:
-        """Begins with nothing taken.
-
-        Args:
-            most: How much there is.
-            most_of_one: How much of it a sharer takes, even if more is left.
-        """
+        """Begins with nothing taken; `most_of_one` bounds a sharer even if more is left."""
         self._most: Final = most
         self._most_of_one: Final = most if most_of_one is None else most_of_one
         self._taken_by: Final = Counter[Hashable]()

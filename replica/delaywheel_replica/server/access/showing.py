@@ -53,10 +53,7 @@ class Searchable(NamedTuple):
 
 
 def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Searchable:
-    """Returns where a search with a filter finds something.
-
-    Args:
-        right: What is needed for what is done with the found.
+    """Returns where a search with a filter finds something that may be treated by this right.
 
     Raises:
         RequestRefusedError: FORBIDDEN: nothing can be found.
@@ -98,10 +95,6 @@ def _given(quota: Quota | TopicQuota) -> dict[str, int]:
 
 
 def refuse_details(caller: Caller, what: Sequence[Right]) -> None:
-    """Refuses what a caller with none of these rights is not told.
-
-    Raises:
-        RequestRefusedError: FORBIDDEN.
-    """
+    """Refuses, as FORBIDDEN, what a caller with none of these rights is not told."""
     if not any(caller.rights.may_somewhere(right) for right in what):
         raise caller.refuse_without(what[0], "in any topic, for details of the cluster")

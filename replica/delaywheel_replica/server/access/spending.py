@@ -54,12 +54,9 @@ class Rate:
 
 
 class Spending:
-    """What principals have taken. For the event loop's thread; the counts for any.
+    """What principals with a quota have taken. For the event loop's thread; the counts for any.
 
-    Attributes:
-        messages: What was taken by principals with a quota, by principal.
-        length_bytes: The same in bytes.
-        refused: Messages and questions that were refused for it.
+    `refused` are messages and questions.
     """
 
     def __init__(self) -> None:
@@ -78,11 +75,7 @@ class Spending:
         *,
         questions: int = 0,
     ) -> None:
-        """Counts a request, unless it is beyond the quota.
-
-        Raises:
-            RequestRefusedError: QUOTA_EXCEEDED.
-        """
+        """Counts a request, or refuses it as QUOTA_EXCEEDED if it is beyond the quota."""
         now_s = time.monotonic() if now_s is None else now_s
         used = [
             (name, rate, amount, per_s)
@@ -173,10 +166,7 @@ def topic_rooms(
 ) -> Callable[[str], TopicRoom | None] | None:
     """Returns how to find a topic's room now; None: no topic has a quota. For any thread.
 
-    Args:
-        quota_of: Returns how to find a topic's quota now; None: no topic has one.
-        pending: Knows what is pending.
-        done_slot: Returns the second before which all is done.
+    `done_slot` returns the second before which all is done.
     """
     quota_now = quota_of()
     if quota_now is None:

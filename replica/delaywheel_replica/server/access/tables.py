@@ -12,11 +12,7 @@ KINDS: Final = ("uri", "dns", "cn", "token")
 
 
 def tables_of(document: dict[str, Any], name: str) -> list[Any]:
-    """Returns the tables of a name.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Returns the tables of a name; anything else is a ValueError."""
     tables = document.get(name, [])
     if not isinstance(tables, list):
         raise ValueError(f"{name}: write [[{name}]], with two brackets")  # noqa: TRY004 - a file's fault
@@ -24,11 +20,7 @@ def tables_of(document: dict[str, Any], name: str) -> list[Any]:
 
 
 def checked(what: str, table: Any, fields: Collection[str]) -> dict[str, Any]:
-    """Returns a table that has these fields at most.
-
-    Raises:
-        ValueError: It has others.
-    """
+    """Returns a table that has these fields at most; another is a ValueError."""
     if not isinstance(table, dict):
         raise ValueError(f"{what}: is no table")  # noqa: TRY004 - a file's fault
     if unknown := table.keys() - set(fields):
@@ -38,11 +30,7 @@ def checked(what: str, table: Any, fields: Collection[str]) -> dict[str, Any]:
 
 
 def texts(what: str, name: str, table: dict[str, Any]) -> list[str]:
-    """Returns the texts of a field.
-
-    Raises:
-        ValueError: They are not texts, or there is none.
-    """
+    """Returns the texts of a field; a ValueError says that they are none, or no texts."""
     found = table.get(name)
     if not (isinstance(found, list) and found and all(isinstance(each, str) for each in found)):
         raise ValueError(f"{what}: {name} must be a list of texts, with one at least")
@@ -59,8 +47,7 @@ def patterns(what: str, name: str, table: dict[str, Any]) -> tuple[Pattern, ...]
 def principals(what: str, table: dict[str, Any]) -> tuple[Pattern, ...]:
     """Returns the patterns of `who`; see `texts`.
 
-    Raises:
-        ValueError: One says no kind: a common name may read like a URI.
+    A pattern that says no kind is a ValueError: a common name may read like a URI.
     """
     names = texts(what, "who", table)
     for name in names:

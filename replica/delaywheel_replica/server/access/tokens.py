@@ -14,11 +14,7 @@ _TOKEN_BYTES = 4_096
 
 
 def parse_tokens(content: bytes) -> Mapping[str, str]:
-    """Returns names by digest.
-
-    Raises:
-        ValueError: The file is not in order; says what is wrong.
-    """
+    """Returns names by digest; a ValueError says what is wrong with the file."""
     names: dict[str, str] = {}
     for digest, name in tomllib.loads(content.decode()).items():
         if _DIGEST.fullmatch(digest.lower()) is None:

@@ -54,16 +54,10 @@ class OwnReport:
 
     Attributes:
         started_ms: When its server started, Unix milliseconds.
-        pulse: Counts how often the members in sync with its open wheel changed since.
-        books: Returns how its ledger's publication goes.
-        undeletable: Knows which files its disk refuses to delete.
-        access: Says who may do what.
-        same_access: Compares its files with other nodes'.
         certificates: What callers are shown; None: nothing.
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
         insecure: What its ports lack that other machines reach, for people.
         unchecked: What of Kafka is checked by hand, for people.
-        counts: What the server counts.
         disk_reserve_bytes: With less free space, it accepts no messages.
     """
 
@@ -93,12 +87,7 @@ class Details:
         self._lags = Lags(disk, data, wall_ms=wall_ms)
 
     def add_to(self, answer: pb.DescribeClusterResponse, status: ServerStatus) -> None:
-        """Completes a description with details of this node.
-
-        Args:
-            answer: Without details.
-            status: The server's status from which the answer was made.
-        """
+        """Completes a description, made from this status, with details of this node."""
         self._add_replicas(answer.wheels, status)
         report = self._report(answer, status)
         for member in answer.members:

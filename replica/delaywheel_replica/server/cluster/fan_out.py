@@ -40,13 +40,6 @@ class FanOut:
         address: Callable[[], str],
         refusal: Callable[[], Refusal | None],
     ) -> None:
-        """Prepares to answer.
-
-        Args:
-            details: Reads from its disk what a description needs.
-            address: Where callers reach the node.
-            refusal: Why it accepts no messages now; None: it does.
-        """
         self._config = config
         self._view = view
         self._other_nodes = other_nodes
@@ -81,13 +74,7 @@ class FanOut:
     async def describe(
         self, request: pb.DescribeClusterRequest, remaining_s: float | None, sharer: Hashable = ""
     ) -> pb.DescribeClusterResponse:
-        """Describes the cluster.
-
-        Args:
-            request: With or without details, of one node or all.
-            remaining_s: How long the caller waits; None: as long as it takes.
-            sharer: Whose turn it is.
-        """
+        """Describes the cluster, with or without details, of one node or all."""
         if not request.all_members:
             return await self._described(details=request.details)
         question = pb.DescribeClusterRequest(details=True)
@@ -104,13 +91,7 @@ class FanOut:
     async def list_slots(
         self, request: pb.ListSlotsRequest, remaining_s: float | None, sharer: Hashable = ""
     ) -> pb.ListSlotsResponse:
-        """Lists the seconds that hold messages.
-
-        Args:
-            request: Of this node or of all.
-            remaining_s: How long the caller waits; None: as long as it takes.
-            sharer: Whose turn it is.
-        """
+        """Lists the seconds that hold messages, of this node or of all."""
         if not request.all_members:
             return await self._queries.list_slots(request, sharer)
         question = pb.ListSlotsRequest()

@@ -27,12 +27,7 @@ _IN_USE = frozenset({pb.WHEEL_STATE_OPEN, pb.WHEEL_STATE_SPARE})
 def joined(
     own: pb.DescribeClusterResponse, others: Mapping[str, pb.DescribeClusterResponse | Silent]
 ) -> pb.DescribeClusterResponse:
-    """Combines the nodes' descriptions of the cluster.
-
-    Args:
-        own: That of the answering node, with details.
-        others: That of each other member, with details, or why there is none.
-    """
+    """Combines all members' descriptions of the cluster, with details, or why there is none."""
     answers: dict[str, pb.DescribeClusterResponse] = {own.node: own}
     silent: dict[str, str] = {}
     for node, other in others.items():
@@ -156,10 +151,6 @@ def counted_once(answer: pb.DescribeClusterResponse, held: Mapping[str, pb.Pendi
     A node's disk has each message once, its own or a copy. A node that is in sync with every
     wheel has all acknowledged messages, unless it may have lost some, or has not looked yet what
     its wheels hold: then it is not complete.
-
-    Args:
-        answer: The members, and all wheels with their replicas.
-        held: What each node has on its disk; at least one node.
     """
     registered = [row for row in answer.wheels if row.replicas]
     whole = {
@@ -196,11 +187,6 @@ def slots_joined(
     A node's count has each message once, its own or a copy; a node that holds a second
     completely has the greatest count. So nothing is counted twice, and counts are too low only by
     what no single node holds: frames under way between two of them.
-
-    Args:
-        own: That of the answering node.
-        others: Each other member's answer to the same question, or why there is none.
-        limit: The most seconds.
     """
     answers = {own.node: own}
     answer = pb.ListSlotsResponse(

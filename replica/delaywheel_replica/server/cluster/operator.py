@@ -53,10 +53,7 @@ def wheel_refusal(
 ) -> str:
     """Returns why a node gets no wheel, as far as it knows; otherwise an empty text.
 
-    Args:
-        storage: The uuid of its data folder.
-        members: All nodes that its settings name.
-        heard: Those that it heard since it started, itself included.
+    `members` are named by its settings; of these it heard some since it started, and itself.
     """
     if storage == ROLLED_BACK:
         return (
@@ -106,7 +103,6 @@ class Operator:
         """Prepares for calls.
 
         Args:
-            members: The nodes that this one's settings name.
             send: Sends to the cleaner; lost messages are repeated.
             pending: Counts the pending messages of frames that this node holds, as
                 `alone.pending_messages`; blocks.
@@ -160,10 +156,7 @@ class Operator:
         return pb.RemoveNodeResponse(change=change)
 
     async def SetBack(self, request: pb.SetBackRequest, context: CallContext) -> pb.SetBackResponse:
-        """Sets w back to the leader's clock.
-
-        Args:
-            request: How often it was set back, as the operator knows.
+        """Sets w back to the leader's clock; the operator knows how often it was set back before.
 
         Raises:
             RequestRefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER,
@@ -233,9 +226,7 @@ class Operator:
     ) -> _Answer | None:
         """Returns the answer of the leader's node to the same call; None if this node leads.
 
-        Raises:
-            RequestRefusedError: As there, `unknown` if no reason was given; or this node knows no
-                leader.
+        It refuses as that node does, as `unknown` if no reason was given; or as it knows no leader.
         """
         if self._leads():
             return None
@@ -334,8 +325,7 @@ class Operator:
     ) -> None:
         """Repeats a request to the cleaner until it is fulfilled.
 
-        Raises:
-            RequestRefusedError: `unknown`, if it takes too long; and what `is_committed` raises.
+        It is refused as `unknown` if that takes too long, and as `is_committed` refuses it.
         """
         try:
             async with asyncio.timeout(self._wait_s):

@@ -25,12 +25,7 @@ class PendingCount:
         self._counted = range(0)
 
     def read(self, now_slot: int, done_slot: int) -> tuple[int, int]:
-        """Returns messages, and bytes.
-
-        Args:
-            now_slot: The current second.
-            done_slot: Slots before this one are done.
-        """
+        """Returns messages, and bytes, from the done slot on."""
         if now_slot not in self._counted or done_slot > self._far_from:
             self._read_far(now_slot, done_slot)
         near = self._dial.rows(done_slot, self._far_from)

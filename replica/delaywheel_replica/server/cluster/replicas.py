@@ -44,13 +44,7 @@ _PIECES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _KnownMember:
-    """What is known of a node that may be a member.
-
-    Attributes:
-        heartbeat: Its newest.
-        reported_ago_ms: The age of that report.
-        is_heard: It reaches this node directly.
-    """
+    """What is known of a node that may be a member; one that is heard reaches this node."""
 
     heartbeat: Heartbeat
     reported_ago_ms: int
@@ -60,12 +54,7 @@ class _KnownMember:
 def replicas_of(
     control: ControlState, status: ServerStatus, in_sync: Collection[str]
 ) -> dict[WheelId, list[pb.Replica]]:
-    """Returns the members of every registered wheel; `lag_ms` only where nothing is missing.
-
-    Args:
-        control: What is committed.
-        in_sync: The members that the node's open wheel waits for; none: it has none.
-    """
+    """Returns the members of every registered wheel; `lag_ms` only where nothing is missing."""
     known_members = _known_members(status)
     found = {}
     for wheel, record in control.wheels.items():
@@ -149,12 +138,7 @@ class Lags:
         self._wall_ms = wall_ms
 
     def add_lags(self, wheel: WheelId, replicas: Collection[pb.Replica], floor: int) -> None:
-        """Adds `lag_ms` to those members of a wheel that miss frames.
-
-        Args:
-            replicas: Its members.
-            floor: Messages due in earlier seconds are finished.
-        """
+        """Adds `lag_ms` to those members of a wheel that miss frames, from the floor on."""
         late = [replica for replica in replicas if replica.lag_frames]
         if not late:
             return

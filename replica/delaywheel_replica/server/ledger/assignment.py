@@ -43,14 +43,12 @@ class Publishable:
     """How far a wheel's ledger may be published.
 
     Attributes:
-        last_seq: Up to here.
+        last_seq: Up to here it may be published.
         reported_seq: Up to here some node reported it as published or given up.
         born_ms: Nothing of it was accepted before.
         is_sole: No other node may publish it.
         is_whole: It is closed, and `last_seq` is its end.
-        lost: Those of its frames that no node can read.
-        floor: Frames for earlier slots are finished, and their files are deleted: the floor has
-            passed them only after they were published or given up.
+        floor: Frames for earlier slots were published or given up, and their files are deleted.
     """
 
     last_seq: int
@@ -68,8 +66,7 @@ def publishable(
     """Returns everything that this node publishes.
 
     Args:
-        cleaner: The cleaner's last status; None: none yet.
-        leads: Whether that cleaner lives and leads.
+        leads: Whether the cleaner lives and leads.
         heard_for_ms: For how long the server has been able to hear other nodes.
     """
     heartbeat = status.heartbeat
@@ -98,11 +95,7 @@ def published_seqs(status: ServerStatus) -> dict[WheelId, int]:
 
 
 def registered(cleaner: CleanerStatus | None) -> Collection[WheelId] | None:
-    """Returns the registered wheels; None if they were never read.
-
-    Args:
-        cleaner: The cleaner's status; None: it is dead.
-    """
+    """Returns the registered wheels; None if they were never read, or the cleaner is dead."""
     return None if cleaner is None or cleaner.control_offset < 0 else cleaner.wheels.keys()
 
 

@@ -51,14 +51,10 @@ class GapReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Frames of which the ledger has no rows.
+    """Frames of which the ledger has no rows; they were accepted within these times.
 
     Attributes:
-        wheel: The wheel of the frames.
-        accepted_from_ms: Nothing in it was accepted before.
-        accepted_to_ms: Nor after.
         messages: The messages in it, as far as known.
-        reason: Why.
         node: The node that decided it.
         recorded_at_ms: When, by that node's wall clock.
     """
@@ -105,8 +101,8 @@ class Notes:
     def __init__(self, disk: Disk, data: Path) -> None:
         """Reads the file; one that cannot be read or parsed counts as absent.
 
-        Of a shared place, the names say it again; elsewhere a gap that was not in place yet is a
-        hole between the names.
+        Of a shared place, the names say it again; elsewhere a gap that was not in place is a hole
+        there.
         """
         self._disk = disk
         self._path = data / "ledger" / "books.json"
@@ -152,11 +148,7 @@ class Notes:
         return self._placed.get(wheel, 0)
 
     def place(self, wheel: WheelId, seq: int) -> None:
-        """Notes that files and gaps are in place up to this seq.
-
-        Raises:
-            OSError: The disk refuses; nothing has changed, on disk or here.
-        """
+        """Notes that files and gaps are in place up to this seq; an OSError changes nothing."""
         placed = {**self._placed, wheel: seq}
         gap = self._gaps.get(wheel)
         is_gap_placed = gap is not None and gap.last_seq <= seq
@@ -164,11 +156,7 @@ class Notes:
         self._write(placed, gaps, self._reported)
 
     def give_up(self, gap: Gap) -> None:
-        """Notes that the rows of these frames will never be published.
-
-        Raises:
-            OSError: The disk refuses; the decision does not stand.
-        """
+        """Notes that these rows will never be published; after an OSError that is not decided."""
         before = self._gaps.get(gap.wheel)
         joined = gap if before is None else before.followed_by(gap)
         gaps = {**self._gaps, gap.wheel: joined}
@@ -181,14 +169,8 @@ class Notes:
     def keep(self, reported: Mapping[WheelId, int]) -> None:
         """Notes what is reported, and forgets all wheels but these, except for gaps.
 
-        Gaps must be put in place however old they are.
-
-        Args:
-            reported: Every wheel that this node has files of, and up to where it is known as
-                published; what was noted before stays true.
-
-        Raises:
-            OSError: The disk refuses.
+        `reported` has every wheel that this node has files of. What was noted before stays true,
+        and gaps must be put in place however old they are.
         """
         kept = {w: seq for w, seq in self._placed.items() if w in reported or w in self._gaps}
         known = {w: max(seq, self._reported.get(w, 0)) for w, seq in reported.items()}

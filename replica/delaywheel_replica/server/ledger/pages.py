@@ -40,9 +40,7 @@ class LedgerPages:
         Args:
             first_seq: The first seq of the next name.
             born_ms: Nothing of the wheel was accepted before.
-            now_ms: The wall clock.
             on_file: Called when a file is in place, with its last seq and number of rows.
-            on_gap: Called when a gap is in place.
         """
         self._place = place
         self._wheel = wheel

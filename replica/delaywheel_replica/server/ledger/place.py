@@ -65,12 +65,7 @@ _COPIED_AT_ONCE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A file or a gap, as described by its name.
-
-    Attributes:
-        wheel: The wheel of the frames.
-        path: The path of the file.
-    """
+    """A file or a gap, as described by its name."""
 
     wheel: WheelId
     first_seq: int
@@ -82,12 +77,10 @@ class LedgerStorage:
     """The place, for one thread; every method may raise one of `UNREACHED`."""
 
     def __init__(self, uri: str, *, node: str, staging: Path) -> None:
-        """Finds the file system; creates nothing yet.
+        """Finds the file system of a folder, or of a pyarrow URI; creates nothing yet.
 
-        Args:
-            uri: A folder, or a URI that pyarrow understands.
-            node: This node, after which temporary files are named.
-            staging: A local file, for what goes to an object store.
+        `staging` is a local file, for what goes to an object store. Temporary files are named after
+        the node.
         """
         if "://" in uri:
             self._fs, self._folder = fs.FileSystem.from_uri(uri)
@@ -121,8 +114,7 @@ class LedgerStorage:
     def newest(self, wheels: Mapping[WheelId, int]) -> dict[WheelId, int]:
         """Returns the seq up to which each wheel is published; unpublished ones are absent.
 
-        Args:
-            wheels: Each with a time, Unix ms: nothing of it was accepted before.
+        Each is given with a time, Unix ms: nothing of it was accepted before.
         """
         found = _greatest(gap for gap in self.gaps() if gap.wheel in wheels)
         wanted = dict(wheels)
@@ -172,10 +164,8 @@ class LedgerStorage:
     ) -> None:
         """Puts a finished file in place: completely or not at all, and durably.
 
-        Args:
-            first_seq: The first seq of its name.
-            accepted_at_ms: When its rows were accepted; any of them, they are of one hour.
-            dues_ms: The earliest and the latest due; None: it is empty.
+        Its rows were accepted in the hour of `accepted_at_ms`. Without the earliest and the latest
+        due it is empty.
         """
         dues = "" if dues_ms is None else f"-{dues_ms[0] // 1000:010}-{dues_ms[1] // 1000:010}"
         name = f"{wheel}-{first_seq:019}-{last_seq:019}{dues}.parquet"
@@ -191,11 +181,7 @@ class LedgerStorage:
     # --- taking away
 
     def read_gap(self, name: Name) -> Gap:
-        """Reads a gap.
-
-        Raises:
-            MalformedError: It is something else.
-        """
+        """Reads a gap; a MalformedError says that it is something else."""
         with self._fs.open_input_stream(name.path) as stream:
             return decode(Gap, stream.read())
 

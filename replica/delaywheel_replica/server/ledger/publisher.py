@@ -62,17 +62,13 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BooksState:
-    """The state of the publication.
+    """The state of the publication; counts are since the process started.
 
     Attributes:
         place: Where files are published, without secrets.
         failure: Why the last attempt failed; None: it did not.
         failing_since_ms: Since when every attempt fails, Unix milliseconds.
-        gaps: How often rows were given up since the process started, plus earlier gaps that are not
-            in place yet.
-        gap_messages: The messages in these.
-        files: The files put in place since the process started.
-        rows: The rows in these.
+        gaps: How often rows were given up, plus earlier gaps that are not in place yet.
     """
 
     place: str
@@ -89,7 +85,6 @@ class BooksConfig:
     """The operator's settings of the ledger.
 
     Attributes:
-        uri: The place.
         seal_seconds: How often rows are sealed and published.
         retention_hours: How long files are kept there; 0: forever.
         full_retention_hours: How long while the disk is full; None: the same.
@@ -149,13 +144,7 @@ class Books:
         *,
         place_at: Callable[[], LedgerStorage] | None = None,
     ) -> None:
-        """Does nothing before ``start``.
-
-        Args:
-            config: Where to publish, how often, for how long.
-            member: The rest of the node.
-            place_at: Makes the place; None: as `config` says.
-        """
+        """Does nothing before ``start``; makes the place as `config` says, without `place_at`."""
         self._disk = disk
         self._data = data
         self._ledger = ledger

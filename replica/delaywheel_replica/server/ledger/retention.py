@@ -36,8 +36,7 @@ class Retention:
         Args:
             hours: How long files are kept; 0: forever.
             registered: Returns the registered wheels; None: they are unknown now.
-            hours_when_full: How long while the disk is full; None: the same.
-            is_full: Whether the place's disk has reached its reserve.
+            hours_when_full: How long while the disk has reached its reserve; None: the same.
         """
         self._hours = hours
         self._hours_when_full = hours_when_full
@@ -46,11 +45,7 @@ class Retention:
         self._looked_ms: int | None = None
 
     def look(self, place: LedgerStorage, now_ms: int) -> int:
-        """Deletes what is too old, if a check is due; returns how many files and gaps were deleted.
-
-        Raises:
-            OSError: The place does not answer.
-        """
+        """Deletes what is too old, if a check is due; returns how many files and gaps."""
         is_pressing = self._hours_when_full is not None and self._is_full()
         kept_hours = self._hours_when_full if is_pressing else self._hours
         if not kept_hours or not (is_pressing or self._is_time(now_ms)):

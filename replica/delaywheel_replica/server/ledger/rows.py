@@ -58,9 +58,6 @@ class Block:
     """The messages of consecutive frames from ``first_seq`` on; possibly none.
 
     Attributes:
-        first_seq: The seq of the first frame.
-        accepted_at_ms: When they were accepted.
-        topics: Names.
         counts: Each frame's number of messages.
         due_ms: Each message's due, by frame and row.
         ids: Likewise, 16 bytes each.
@@ -248,11 +245,7 @@ class Ledger:
         on_entered: Callable[[Columns | None, WrittenGroup], object] = lambda *_: None,
         max_file_bytes: int = 64 << 20,
     ) -> None:
-        """Writes nothing yet.
-
-        Args:
-            on_entered: Called with each group, whatever becomes of its rows.
-        """
+        """Writes nothing yet; `on_entered` gets each group, whatever becomes of its rows."""
         self._disk = disk
         self._data = data
         self._on_entered = on_entered

@@ -30,11 +30,7 @@ _ROW_GROUP: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFrame:
-    """A frame, perhaps with messages, that has no local row and cannot be read.
-
-    Attributes:
-        messages: The messages in it, according to its index row.
-    """
+    """A frame, perhaps with messages by its index row, that has no local row and cannot be read."""
 
     seq: int
     messages: int
@@ -70,11 +66,6 @@ class LedgerSource:
 
         The floor passed it only after everything up to it was published or given up. A lost frame
         proves nothing: the floor does not wait for its gap.
-
-        Args:
-            first_seq: Frames before are not examined.
-            floor: The slot below which everything is finished.
-            lost: Frames that no node can read.
         """
         with closing(self._reader()) as reader:
             last_seq, found = reader.last_seq(), 0

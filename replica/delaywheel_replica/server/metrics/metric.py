@@ -54,10 +54,8 @@ class Spec:
     """One metric.
 
     Attributes:
-        name: The full name, as it is scraped.
         kind: How it behaves: a counter never falls while its process lives.
         text: What it means, for people.
-        labels: The names of its labels.
         values: Its values in a scrape, by labels; none: it does not apply, and is left out.
     """
 

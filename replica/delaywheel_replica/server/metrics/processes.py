@@ -22,9 +22,7 @@ class Process:
 
     Attributes:
         cpu_s: Seconds of CPU that it has used.
-        resident_bytes: Resident memory.
         open_fds: Descriptors in use: files and sockets.
-        open_sockets: Those of them that are sockets.
         max_fds: How many it may have; None: no limit.
     """
 

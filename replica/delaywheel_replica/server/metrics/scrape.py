@@ -83,12 +83,11 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """The file system of the data folder.
+    """The file system of the data folder; no messages are accepted with less free than reserved.
 
     Attributes:
         free_bytes: The space that we may still use.
         free_inodes: How many files can still be created; None: there is no such limit.
-        reserve_bytes: With less free space, no messages are accepted.
     """
 
     size_bytes: int
@@ -101,8 +100,6 @@ class Scrape:
     """One scrape. Values that several metrics need are read once.
 
     Attributes:
-        sources: The objects that know everything else.
-        wall_ms: Now, by the wall clock.
         monotonic_ms: Now, by the clock of the status files' timestamps.
         cleaner: The cleaner's last status; None: none was written in this boot of the machine.
     """

@@ -27,11 +27,7 @@ _PIECES: Final = 64
 def alone_messages(
     disk: Disk, data: Path, cleaner: CleanerStatus | None, status: ServerStatus
 ) -> int:
-    """Returns how many pending messages only this node has, as far as it knows. Blocks.
-
-    Args:
-        cleaner: The last status of the cleaner; None: there is none.
-    """
+    """Returns how many pending messages only this node has, as far as it knows. Blocks."""
     if cleaner is None:
         return 0
     alone = held_alone(cleaner.control, status.heartbeats)
@@ -43,11 +39,9 @@ def alone_messages(
 def pending_messages(
     disk: Disk, data: Path, frames: Mapping[WheelId, tuple[int, int]], done_slot: int
 ) -> dict[WheelId, int]:
-    """Returns how many messages of some frames, which this node holds, are pending. Blocks.
+    """Returns how many messages, due from `done_slot` on, of some frames are pending. Blocks.
 
-    Args:
-        frames: Wheel -> the first and the last frame.
-        done_slot: Messages for earlier seconds are done.
+    This node holds the frames: the first and the last of each wheel.
     """
     return {
         wheel: _pending(WheelReader(disk, data, wheel), first, last, done_slot)

@@ -76,11 +76,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A node that gave no answer.
-
-    Attributes:
-        why: For people.
-    """
+    """A node that gave no answer, and why, for people."""
 
     why: str
 
@@ -89,8 +85,6 @@ class OtherNode(NamedTuple):
     """A node as it is called.
 
     Attributes:
-        stub: Its calls.
-        admin: Its calls for operators.
         metadata: Shows that the caller is a node.
         within_s: How long an answer is waited for, where several nodes are asked.
     """
@@ -178,8 +172,7 @@ class CallsToNodes:
     ) -> Sequence[pb.MessageCancelled]:
         """Cancels messages there: all within so many seconds, or, without that, until some are.
 
-        Args:
-            sharers: Who has named each.
+        The `sharers` have named one each.
 
         Raises:
             RequestRefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A
@@ -200,11 +193,7 @@ class CallsToNodes:
     async def cancel_many(
         self, address: str, request: pb.CancelManyRequest
     ) -> pb.CancelManyResponse:
-        """Makes the same call there.
-
-        Raises:
-            RequestRefusedError: As for `cancel`.
-        """
+        """Makes the same call there; raises as `cancel`."""
         return await self._change_there(
             address,
             lambda node: node.ask(node.stub.CancelMany, request, _TIMEOUT_S + _SEARCHING_S),
@@ -218,11 +207,7 @@ class CallsToNodes:
         whole_within_s: float | None,
         sharers: Iterable[Hashable] = (),
     ) -> Sequence[pb.MessageRescheduled]:
-        """Gives messages other dues there; for the answer see `cancel`.
-
-        Raises:
-            RequestRefusedError: As for `cancel`, with RESCHEDULE_UNKNOWN.
-        """
+        """Gives messages other dues there; as `cancel`, but with RESCHEDULE_UNKNOWN."""
         request = pb.RescheduleRequest(
             messages=messages, partly=whole_within_s is None, sharers=numbers_of(sharers)
         )
@@ -262,13 +247,9 @@ class CallsToNodes:
     async def others_have_none(
         self, message: pb.MessageRef, *, wanted: int, sharer: Hashable = ""
     ) -> bool:
-        """Whether enough other nodes, asked now, report that they do not have a message.
+        """Whether `wanted` other nodes, asked now, report that they do not have a message.
 
         A node that may have lost frames does not count.
-
-        Args:
-            wanted: How many nodes have to confirm it.
-            sharer: Whose turn it is.
         """
         if not wanted:
             return True
@@ -297,15 +278,11 @@ class CallsToNodes:
         *,
         unknown: Reason,
     ) -> _Answer:
-        """Calls the leader's node.
-
-        Args:
-            address: The node's address.
-            call: Makes it, by `OtherNode.ask`.
-            unknown: The reason if none is given: the call may have arrived or not.
+        """Calls the leader's node, as `call` does by `OtherNode.ask`.
 
         Raises:
-            RequestRefusedError: With the reason given there, and its text.
+            RequestRefusedError: With the reason and text given there; `unknown` without: the call
+                may have arrived or not.
         """
         try:
             return await call(self._node(address))

@@ -43,10 +43,9 @@ class CleanerWatch:
         on_handover: Callable[[HandoverBegins], None],
         on_status: Callable[[CleanerStatus | None], None],
     ) -> None:
-        """Prepares.
+        """Prepares; `cleaner` receives the newest status.
 
         Args:
-            cleaner: Receives the newest status.
             on_topics: The cleaner has learnt about topics.
             on_dead: It has committed dead letters.
             on_place: It has looked for a record.

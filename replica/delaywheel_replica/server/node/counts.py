@@ -95,30 +95,28 @@ def _monotonic_us() -> int:
 
 @dataclass(slots=True)
 class NodeCounts:
-    """The numbers.
+    """The numbers; a message that is sent again counts again.
 
     Attributes:
         groups: Groups of callers' requests that were written together.
         frames: Frames written into this node's own wheels, for messages and for cancels.
         frame_bytes: Their bytes on the disk.
-        messages: The messages in these frames; a retry counts again.
-        cancels: The cancels in these frames.
         topics: The messages in these frames, by topic.
         pending: Those of them that are not done; None: not counted.
         acknowledged: Messages that enough members hold, as reported to their callers.
         answer_times: The times from a complete request with such messages to its answer.
         refused: Messages that were not accepted, or (WHEEL_LOST) not known to be.
         handed: Ingress records that this node's cleaner handed over, by the answer.
-        calls: How long gets, pages of searches, and cancels and reschedules of a message took;
-            the last two as the leader's node.
+        calls: How long gets, pages of searches, and cancels and reschedules of a message took; the
+            last two as the leader's node.
         cancel_stages: How many milliseconds all of them together spent in each stage: queued,
             looked up, written, taken (until progress covered the written cancel), confirmed.
         cancel_load: Returns how many messages are being cancelled, for how many milliseconds the
             first of them is, and the first that waits to be looked up.
         lookup_index: Returns the seconds in the index of ids, its bytes, and how many seconds were
             read for it.
-        unchecked_ids: Messages whose ids were to be checked, and could not be in time, or not
-            with certainty.
+        unchecked_ids: Messages whose ids were to be checked, and could not be in time, or not with
+            certainty.
         refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
     """
 

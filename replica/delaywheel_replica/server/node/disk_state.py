@@ -69,12 +69,7 @@ class FreeSpace:
         reserve_bytes: int,
         ballast_bytes: int = BALLAST_BYTES,
     ) -> None:
-        """Measures nothing yet.
-
-        Args:
-            reserve_bytes: With less free space than this, no more messages are accepted.
-            ballast_bytes: How much is reserved for small saves.
-        """
+        """Measures nothing yet; accepts no more messages with less free than the reserve."""
         self._disk = disk
         self._data = data
         self._ballast = data / "ballast"

@@ -41,7 +41,6 @@ class CleanerView:
     """The last status read of the cleaner.
 
     Attributes:
-        status: Its status; None: none was read yet.
         before: What was committed directly before its progress; None: unknown.
         has_died: The process that wrote it was seen to end.
     """
@@ -70,12 +69,10 @@ class CleanerView:
 
 @dataclass(slots=True)
 class NodeView:
-    """What the parts of the server know of the node.
+    """What the parts of the server know of the node; `status` makes a new one.
 
     Attributes:
-        status: Makes a new server status.
         in_sync: Returns the members that the open wheel waits for; empty: none is open.
-        peers: Returns the state of the connection to each other node.
         cleaner: Read by the event loop.
     """
 
@@ -130,8 +127,8 @@ def missing_frames(heartbeat: Heartbeat) -> int:
 def done_slot(progress: Progress | None, now_ms: int) -> int:
     """The first slot that may hold unfinished messages, other than those of frames beyond V.
 
-    While w lies in the future, forwarding rests: what was accepted since then is not done, whatever
-    its due. Then it is the present slot.
+    While w lies in the future, forwarding rests, and what was accepted since is not done, whatever
+    its due: then it is the present slot.
     """
     return 0 if progress is None else min(progress.due_ms + 1, now_ms) // 1000
 

@@ -42,11 +42,10 @@ class PendingTopics:
         most: int = TOPICS_AT_MOST,
         counts_bytes: bool = False,
     ) -> None:
-        """Begins at zero.
+        """Begins at zero; everything before `done_slot` counts as done.
 
         Args:
             ahead_s: How far ahead of what is done messages may be due in normal operation.
-            done_slot: Everything before this second counts as done.
             most: How many topics are counted by themselves.
             counts_bytes: Keys, values and headers are counted as well.
         """
@@ -60,11 +59,7 @@ class PendingTopics:
         self._lock = threading.Lock()
 
     def add(self, columns: Columns, chosen: NDArray[np.intp] | None = None) -> None:
-        """Counts messages; those of a finished second count until the next one is finished.
-
-        Args:
-            chosen: Those of them that count; None: all.
-        """
+        """Counts (chosen) messages; those of a finished second until the next one is finished."""
         numbers, slots, lengths = columns.topic_numbers, columns.slots, columns.key_lengths
         lengths_bytes = columns.lengths_bytes if self._bytes is not None else lengths
         if chosen is not None:
@@ -87,11 +82,9 @@ class PendingTopics:
                 self._bytes.add(rows, is_near, slots, buckets, amounts)
 
     def read(self, done_slot: int, *, most: int | None = None) -> dict[str, int]:
-        """Returns the counts of pending messages by topic.
+        """Returns the counts of pending messages by topic, `most` of them by themselves.
 
-        Args:
-            done_slot: Everything before this second is done; it never decreases here.
-            most: How many topics are told by themselves; None: all that are counted so.
+        Everything before `done_slot` is done; it never decreases here.
         """
         with self._lock:
             self._advance(done_slot)

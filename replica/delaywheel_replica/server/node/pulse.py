@@ -31,11 +31,7 @@ class Pulse:
     """
 
     def __init__(self, in_sync: Callable[[], frozenset[str]]) -> None:
-        """Prepares.
-
-        Args:
-            in_sync: Returns the set; empty while no wheel is open, which is not a change.
-        """
+        """Prepares; the in-sync set is empty while no wheel is open, which is not a change."""
         self._in_sync = in_sync
         self._seen: frozenset[str] = frozenset()
         self._latest_us: deque[int] = deque(maxlen=_LOOKS_A_MINUTE)
@@ -70,11 +66,7 @@ def pulse_after(now_s: float) -> float:
 
 
 async def next_pulse() -> int:
-    """Waits for the next pulse on the loop's clock.
-
-    Returns:
-        How late it comes, in microseconds.
-    """
+    """Waits for the next pulse on the loop's clock; returns how many microseconds late it comes."""
     loop = asyncio.get_running_loop()
     now_s = loop.time()
     wanted_s = pulse_after(now_s)

@@ -22,12 +22,7 @@ class SameAccess:
     def __init__(
         self, own: Callable[[], str], peers: Callable[[], Mapping[str, PeerState]]
     ) -> None:
-        """Begins without a difference.
-
-        Args:
-            own: Returns a digest of this node's files.
-            peers: Returns what the other nodes say.
-        """
+        """Begins without a difference; `own` returns a digest of this node's files."""
         self._own: Final = own
         self._peers: Final = peers
         self._since_s: dict[str, float] = {}

@@ -22,11 +22,6 @@ class Turns:
     """One thread. What one sharer asks for is done in order, and sharers have turns."""
 
     def __init__(self, name: str) -> None:
-        """Begins without work.
-
-        Args:
-            name: What the thread is called.
-        """
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._lock: Final = Lock()
         self._waiting: Final = RoundRobin[tuple[Future[Any], Callable[[], Any]]]()

@@ -49,10 +49,6 @@ class Copies:
     """The copies of one data folder. For one thread.
 
     Attributes:
-        disk: Where the data folder lies.
-        data: The data folder.
-        handles: The node's cache of open slot files.
-        dial: Counts what is written.
         sync_groups: What is held is on the medium.
         boot: The machine's boot id.
         table_rows: How many index rows, roughly, slot tables may lag behind.
@@ -76,11 +72,7 @@ class Copies:
         return MappingProxyType(self._copies)
 
     def look(self) -> frozenset[WheelId]:
-        """Returns the wheels that earlier processes have left.
-
-        Raises:
-            MetaTooNew: A newer release has written one of them.
-        """
+        """Returns the wheels that earlier processes left; a newer release's are MetaTooNew."""
         delete_halves(self.disk, self.data)
         wheels = frozenset(list_wheels(self.disk, self.data))
         for wheel in wheels:
@@ -97,12 +89,9 @@ class Copies:
 
         Where its last rows are lost, slot files say where it ends. Those that the medium does not
         return for now are waited for, up to a minute: what lies in them would seem never to have
-        been written, and the leader of a lone node would give it up.
-
-        Args:
-            registered: Its identity, if its own is damaged; None: that is not known.
-            counts: Whether the dial must count what it holds: true if an earlier process left it.
-            now_ms: The monotonic clock.
+        been written, and the leader of a lone node would give it up. If its own identity is
+        damaged, the `registered` one serves. What an earlier process left, the dial has to count
+        (`counts`).
 
         Raises:
             OSError: The medium reported an error; try again.
@@ -154,9 +143,6 @@ class Copies:
         """Makes a new copy, on the medium before its first frame.
 
         Frames may be there already, their meta.json lost: the intact ones are held.
-
-        Raises:
-            WheelExists: Something of this wheel exists.
         """
         is_left_over = self.disk.exists(wheel_folder(self.data, meta.wheel))
         # If this process ends meanwhile, the next start examines all of it as well.
@@ -170,9 +156,7 @@ class Copies:
     def recover(self, left: WheelMeta, *, is_doubtful: bool = False) -> MirrorWheel:
         """Recovers the wheel that was written until now, in one go.
 
-        Args:
-            left: Its identity.
-            is_doubtful: Syncing it has failed, or may have.
+        It is doubtful if syncing it has failed, or may have.
         """
         finish(self._identifying(left))
         return finish(self._recovering(left.wheel, is_doubtful=is_doubtful))
@@ -243,10 +227,7 @@ class Copies:
         """Deletes everything of a wheel, file by file, slot files first.
 
         All of it is finished from the first file on, so that concurrent readers and writers find no
-        half-deleted frame.
-
-        Raises:
-            OSError: Something of it cannot be deleted yet; try again.
+        half-deleted frame. After an OSError, something cannot be deleted yet: try again.
         """
         copy = self._copies.get(wheel)
         if copy is not None:

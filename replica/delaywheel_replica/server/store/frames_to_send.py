@@ -45,12 +45,7 @@ class FramesToSend:
     """
 
     def __init__(self, copies: Copies, missing: MissingOfCopies, recent_bytes: int) -> None:
-        """Begins without an open wheel.
-
-        Args:
-            copies: All wheels but the open one.
-            recent_bytes: How many bytes of the newest frames to keep in memory.
-        """
+        """Begins without an open wheel; `copies` are all others."""
         self._copies = copies
         self._missing = missing
         self._unreadable_rows = UnreadableRows()
@@ -92,19 +87,13 @@ class FramesToSend:
 
         Every frame is checked. A frame below the floor has no content; a frame that is committed as
         lost, and absent here, is a hole. A frame found to be damaged counts as missing from then
-        on.
+        on. A single frame may be longer than `max_bytes`. Holes are reported one index segment at a
+        time, seqs beyond the last one held all at once.
 
         Args:
-            max_bytes: The most bytes, unless there is a single frame.
-            floor: Slots below are finished.
-            now_ms: The wall clock.
             is_over: Called after each slot file that was read; if true, no more are read.
             again: They were sent before, and were perhaps refused: what is in memory is checked,
                 and read from the files if it was damaged.
-
-        Returns:
-            What was found. Holes are reported one index segment at a time, seqs beyond the last one
-            held all at once.
         """
         end_seq = min(last_seq, first_seq + max_frames - 1)
         floor = max(floor, self._copies.floor)
@@ -212,11 +201,9 @@ class Recent:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Begins empty.
+        """Begins empty; 0 bytes: no frames are kept.
 
-        Args:
-            max_bytes: The most bytes of all frames and their rows; the oldest make room, but the
-                newest group always stays: no mirror has it yet. 0: none is kept.
+        The oldest make room, but the newest group always stays: no mirror has it yet.
         """
         self._max_bytes = max_bytes
         self._bundles: deque[FrameBundle] = deque()
@@ -234,8 +221,7 @@ class Recent:
     def forget_damaged(self, wheel: WheelId, first_seq: int, last_seq: int) -> int:
         """Forgets frames that were damaged here, in memory, and all before them.
 
-        Returns:
-            The last seq of those that were damaged; 0: none of these frames is.
+        Returns the last seq of those that were damaged; 0: none of these frames is.
         """
         damaged_seq = 0
         for bundle in self._bundles:
@@ -255,11 +241,9 @@ class Recent:
         self._length_bytes = 0
 
     def frames(self, first_seq: int, last_seq: int, *, floor: int, max_bytes: int) -> FrameBundle:
-        """Returns these frames up to the first that is absent or finished.
+        """Returns these frames up to the first that is absent or finished (below the floor).
 
-        Args:
-            floor: Slots below are finished.
-            max_bytes: The most bytes, unless there is a single frame.
+        A single one may be longer than `max_bytes`.
         """
         found: list[FrameBundle] = []
         for bundle in reversed(self._bundles):

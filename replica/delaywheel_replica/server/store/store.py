@@ -66,14 +66,10 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Limits for making and writing wheels.
+    """Limits for making and writing wheels; those of frames concern the own wheel.
 
     Attributes:
-        span_seconds: The span of new wheels.
         dial_rows: At least the number of slots that can hold messages at one time.
-        open_files: The most slot files to keep open.
-        max_frame_messages: The most messages in a frame of the own wheel.
-        max_frame_bytes: The most bytes in a frame of the own wheel.
         sync_groups: Nothing counts before it is on the medium.
         recent_bytes: How many of the newest bytes are kept in memory for mirrors.
         reserve_bytes: With less free space, no messages are accepted.
@@ -97,9 +93,6 @@ class Store:
     """One data folder; see the module.
 
     Attributes:
-        room: Measures the free space.
-        handles: The open slot files.
-        outgoing: Reads frames for other nodes.
         undeletable: Files that could not be deleted.
         unverified: Wheels that were left, and are not known to be whole.
     """
@@ -155,10 +148,6 @@ class Store:
         unless all of them had been synced: that is noted together with the new boot id, in one
         save, so that a second crash cannot hide the first. What counts is how they were
         acknowledged, not whether groups are synced from now on.
-
-        Args:
-            data: The data folder, which is created if missing.
-            floor: The greatest committed floor known so far.
 
         Raises:
             NodeFolderError: The folder cannot be used.
@@ -222,10 +211,7 @@ class Store:
     ) -> Steps[HeldWheel]:
         """Recovers a left wheel, in steps; returns what it holds.
 
-        Args:
-            record: How it is registered, in case that its own identity cannot be read; None: it is
-                not known.
-            now_ms: The monotonic clock.
+        `record` serves if its own identity cannot be read.
 
         Raises:
             OSError: The medium reported an error; try again.
@@ -245,7 +231,6 @@ class Store:
         """Looks again at missing frames of a copy, in steps; returns those that are not missing.
 
         Raises:
-            WheelMissing: Nothing of it is here, or it is open.
             OSError: The medium reported an error that concerns no frame.
         """
         return (yield from self._copy(wheel).reading_again(seqs))
@@ -270,8 +255,7 @@ class Store:
     def open_wheel(self, spare: Spare) -> None:
         """Creates a wheel's folder and makes it the open wheel.
 
-        Raises:
-            WheelExists: It was opened before: it must be left, and never written again.
+        WheelExists: it was opened before; it must be left, and never written again.
         """
         if self._open is not None:
             raise ValueError(f"{self._open.wheel} is open")
@@ -340,9 +324,6 @@ class Store:
 
         None: the medium cannot be read, and the wheel is unverified. Wheels are mostly left because
         their medium reports errors, and that must not keep the node from its spare.
-
-        Raises:
-            WheelMissing: None is open.
         """
         if self._open is None:
             raise WheelMissing(f"{self._data} has no open wheel")
@@ -372,15 +353,11 @@ class Store:
         """Appends frames to a copy, byte for byte.
 
         The first frame that does not follow, or is damaged, ends the list. Frames already held are
-        skipped.
+        skipped. After an OSError, frames written completely may count; try again.
 
         Args:
-            frames: Frames that may follow on what is held.
             is_over: Called after each frame that was written; if true, no more are written.
             between: Called between files, and while a new copy is made: others may want the disk.
-
-        Raises:
-            OSError: The medium reported an error. Frames written completely may count; try again.
         """
         copy = self._copy_for(card, between)
         refused = copy.append(frames, is_over=is_over, between=between)
@@ -395,14 +372,9 @@ class Store:
         *,
         between: Callable[[], object] = lambda: None,
     ) -> HeldWheel:
-        """Writes missing frames of a copy to their places.
+        """Writes missing frames of a copy to their places, which are up to its last one.
 
-        Args:
-            frames: Frames anywhere up to its last one.
-            between: Called after each one: others may want the disk.
-
-        Raises:
-            OSError: The medium reported an error. Frames written completely may count; try again.
+        Calls `between` after each: others may want the disk. After an OSError as `mirror`.
         """
         copy = self._copy_for(card, between)
         for refused in copy.repair(frames, between=between):
@@ -412,14 +384,9 @@ class Store:
     def close_wheel(
         self, wheel: WheelId, final_seq: int, *, between: Callable[[], object] = lambda: None
     ) -> HeldWheel:
-        """Durably notes the seq at which a wheel ends, and cuts everything beyond.
+        """Durably notes the seq at which a wheel ends, as committed, and cuts everything beyond.
 
-        Args:
-            final_seq: Its committed end.
-            between: Called after each file that was cut: others may want the disk.
-
-        Raises:
-            WheelMissing: Nothing of it is here.
+        Calls `between` after each file: others may want the disk.
         """
         copy = self._copy(wheel)
         copy.end_at(final_seq, between=between)
@@ -437,10 +404,9 @@ class Store:
     def sweep(self, floor: int) -> Iterator[int | None]:
         """Finishes every slot below the floor at once, then deletes their files one by one.
 
-        Returns:
-            Yields the slot of each slot file, and None for each index segment. A file that cannot
-            be deleted is tried again by a later sweep, after a pause. Each wheel is tried
-            separately: the OSError of the first whose files cannot be listed is raised after all.
+        Yields the slot of each slot file, and None for each index segment. A file that cannot be
+        deleted is tried again by a later sweep, after a pause. Each wheel is tried separately: the
+        OSError of the first whose files cannot be listed is raised after all.
         """
         floor = self._copies.floor = max(self._copies.floor, floor)
         wheels: list[MirrorWheel | OriginWheel] = [*self._copies.known.values()]
@@ -452,21 +418,13 @@ class Store:
         return self._delete_finished(wheels)
 
     def card(self, wheel: WheelId) -> WheelCard:
-        """Returns a wheel's identity.
-
-        Raises:
-            WheelMissing: Nothing of it is here.
-        """
+        """Returns a wheel's identity; WheelMissing: nothing of it is here."""
         if self._open is not None and self._open.wheel == wheel:
             return _card(self._open.meta)
         return _card(self._copy(wheel).meta)
 
     def held(self, wheel: WheelId) -> HeldWheel:
-        """Returns what is held of a wheel that is not open.
-
-        Raises:
-            WheelMissing: Nothing of it is here.
-        """
+        """Returns what is held of a wheel that is not open; WheelMissing: nothing is here."""
         return self._held(self._copy(wheel))
 
     def held_wheels(self) -> dict[WheelId, HeldWheel]:
@@ -476,10 +434,8 @@ class Store:
     def checkpoint(self, on_damaged: Callable[[WheelId, SeqSet], object]) -> None:
         """Records how much is on the medium. For any one thread.
 
-        Unless groups are synced, it first syncs what was written.
-
-        Args:
-            on_damaged: Called with frames of copies that turn out to be damaged.
+        Unless groups are synced, it first syncs what was written. Calls `on_damaged` with frames of
+        copies that turn out to be damaged.
 
         Raises:
             WheelBroken: The medium reported an error for the open wheel.
