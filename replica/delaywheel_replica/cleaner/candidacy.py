@@ -72,7 +72,6 @@ class Candidacy:
     """Carries out what the election machine requests before a node leads.
 
     Attributes:
-        producers: Those of the newest candidacy.
         loose: The ids of its marks whose ends may have been sent twice.
         without: The ids that could not be inited.
         last_marks: What this process may do without, as it led last, if nobody has marked it since
@@ -100,12 +99,9 @@ class Candidacy:
         """Starts nothing yet.
 
         Args:
-            kafka: Makes producers and readers.
             follower: Follows the control topic; no other thread may use it while a call runs.
-            node: This node's id.
             control_topic: The topic for the marks.
             on_event: Called in the background when `events` has something.
-            clock: None: the machine's.
             runner: Runs the calls; None: threads.
             init_runner: Runs the inits in a term; None: a thread for each id.
         """
@@ -151,9 +147,8 @@ class Candidacy:
     def events(self) -> list[Event]:
         """Returns the results of the calls that ended since the previous call.
 
-        Raises:
-            BaseException: A call raised something unexpected. No event would ever follow, and the
-                machine would wait forever: the process has to end.
+        What a call raised unexpectedly is raised again. No event would ever follow, and the machine
+        would wait forever: the process has to end.
         """
         found = []
         while not self._events.empty():
@@ -169,10 +164,7 @@ class Candidacy:
         return self._error or self._follow_error
 
     def led_by_another(self) -> None:
-        """Clears the error, since another node has come to lead.
-
-        An objection to this node itself stays.
-        """
+        """Clears the error, since another node leads; an objection to this node itself stays."""
         self.last_marks = {}
         if not self._is_refused:
             self._error = None

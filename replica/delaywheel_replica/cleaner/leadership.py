@@ -108,7 +108,6 @@ class Leadership:
     """Leads, or waits to lead. For one thread.
 
     Attributes:
-        tallies: Counts of what this process committed.
         asked_s: When the server last asked for a commit, by the monotonic clock.
     """
 
@@ -122,12 +121,7 @@ class Leadership:
         clock: Clock | None = None,
         on_dead: Callable[[Iterable[DeadLetter]], object] = lambda _: None,
     ) -> None:
-        """Begins as a standby.
-
-        Args:
-            clock: None: the machine's.
-            on_dead: Called with the messages that were committed as dead letters.
-        """
+        """Begins as a standby; calls `on_dead` with messages committed as dead letters."""
         self._config = config
         self._on_dead = on_dead
         self._election = Election(config)

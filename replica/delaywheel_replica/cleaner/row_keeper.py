@@ -140,10 +140,7 @@ class RowNews:
     def look(self, view: View, now_s: float, *, asked_s: float) -> tuple[bool, bool]:
         """Returns whether to write the status now, and whether anything besides lateness is new.
 
-        Args:
-            view: What it would say.
-            now_s: The monotonic clock.
-            asked_s: When somebody last asked for a commit.
+        A commit was last asked for at `asked_s`, by the monotonic clock.
         """
         is_new = view != self._reported
         age_s = now_s - self._reported_s
@@ -177,12 +174,7 @@ class RowKeeper:
         waiting: Callable[[], Waiting | None],
         clock: Clock,
     ) -> None:
-        """Begins with nothing written.
-
-        Args:
-            put: Writes it; called by one thread at a time.
-            waiting: Returns what the main thread waits for.
-        """
+        """Begins with nothing written; `put` is called by one thread at a time."""
         self._put = put
         self._waiting = waiting
         self._clock = clock

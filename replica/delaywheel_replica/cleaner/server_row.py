@@ -22,12 +22,7 @@ class ServerRow:
     """Reads ``server.row``. One thread calls it."""
 
     def __init__(self, path: Path, *, boot: str, since_ms: int) -> None:
-        """Begins with nothing read.
-
-        Args:
-            path: The row, which may not exist yet.
-            since_ms: The monotonic clock when this process began.
-        """
+        """Begins with nothing read; this process began at `since_ms` of the monotonic clock."""
         self._row = RowReader(path, partial(from_json, ServerStatus, known=Unchanged()))
         self._boot = boot
         self._since_ms = since_ms

@@ -39,12 +39,9 @@ class Lateness:
         self._tally = Tally(LATENESS_BOUNDS_US)
 
     def add(self, expected_ms: NDArray[np.int64], visible_ms: int) -> None:
-        """Counts the messages of one transaction.
+        """Counts the messages of one transaction, whose commit was answered at `visible_ms`.
 
-        Args:
-            expected_ms: When its messages were to arrive, in Unix milliseconds.
-            visible_ms: The wall clock when the commit was answered. If it was set back meanwhile, a
-                message counts as punctual rather than early.
+        If the wall clock was set back meanwhile, a message counts as punctual rather than early.
         """
         late_us = np.maximum(visible_ms - expected_ms, 0) * 1_000
         buckets = np.searchsorted(_BOUNDS_US, late_us, side="left")
@@ -60,8 +57,6 @@ class Tallies:
     """The counts since the process started.
 
     Attributes:
-        lateness: The lateness of forwarded messages.
-        commit_times: How long the transactions took.
         forwarded: Messages by topic.
         dead: Dead letters, by the topic that they were meant for.
         dead_reasons: Dead letters by reason; from 0, so that the first one shows as a change.
@@ -84,14 +79,11 @@ class Tallies:
         commit_ms: int,
         visible_ms: int,
     ) -> None:
-        """Counts one transaction.
+        """Counts one transaction, answered at `visible_ms` of the wall clock.
 
         Args:
-            forwarded: Messages that went to their topics.
-            dead: Messages that became dead letters.
             unfit: Ingress records that became dead letters: reason -> how many.
             commit_ms: How long the commit took.
-            visible_ms: The wall clock when the commit was answered.
         """
         self.commit_times.add(commit_ms * 1_000)
         for rows in forwarded:

@@ -81,12 +81,7 @@ class TermLog:
             _log.debug("phase", phase=phase.value, before=before.value, error=error)
 
     def committed(self, dead: int, lost: FrameSet) -> None:
-        """Logs the noteworthy parts of a committed transaction.
-
-        Args:
-            dead: How many of its messages were dead letters.
-            lost: Frames that it gives up.
-        """
+        """Logs how many dead letters a transaction made, and which frames it gave up."""
         if lost:
             named = [
                 f"{wheel} {first}" if first == last else f"{wheel} {first} to {last}"

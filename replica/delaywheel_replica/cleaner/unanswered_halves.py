@@ -10,17 +10,17 @@ what waits, every `EVERY_S`.
 | how far a group has read | its committed offsets |
 
 A letter that waits for long shows that no checker runs, whatever the group's members are. One that
-a checker put off is no longer counted: it was read; nor is one that Kafka has deleted. What Kafka does not answer, or does not allow
-this node to know, leaves what was known before: of one group, as senders name groups, and of them
-all if the letters cannot be read.
+a checker put off is no longer counted: it was read; nor is one that Kafka has deleted. What Kafka
+does not answer, or does not allow this node to know, leaves what was known before: of one group, as
+senders name groups, and of them all if the letters cannot be read.
 
 Leaders write letters, and operators, who replay those that were dead letters. So where none waits,
-and this leader has written none for two looks that saw the end of the topic, it is idle: there is no
-client, and for `IDLE_LOOKS` nothing is asked of Kafka. A new term is looked at again, as another node
-may have led in between.
+and this leader has written none for two looks that saw the end of the topic, it is idle: there is
+no client, and for `IDLE_LOOKS` nothing is asked of Kafka. A new term is looked at again, as another
+node may have led in between.
 
-A topic that was recreated has other letters at the same offsets: what was known of the former one is
-forgotten, and so it is where there is none. Its letters went with it.
+A topic that was recreated, or is missing, has taken its letters with it: what was known is
+forgotten.
 
 How far a group has read only a client of that group can ask safely (decision 137). It is kept while
 letters of the group wait: `GROUPS_AT_MOST` clients, and none where none wait.
@@ -76,10 +76,9 @@ class UnansweredLetters:
         written: Callable[[], Hashable],
         topic_id: Callable[[], str | None],
     ) -> None:
-        """Begins with nothing known.
+        """Begins with nothing known; counts only while this node leads.
 
         Args:
-            is_leading: Whether this node leads: others count nothing.
             written: Returns what is another value once a letter was written, or another term began.
             topic_id: Returns Kafka's id of the topic; None: there is none, or it may not be seen.
         """
@@ -191,11 +190,7 @@ class UnansweredLetters:
         return waiting
 
     def _read(self) -> bool:
-        """Reads the letters that are new; returns whether it came to the end of them.
-
-        Raises:
-            KafkaException: Kafka does not let them be read.
-        """
+        """Reads the letters that are new; returns whether it came to the end of them."""
         consumer = self._consumer or self._begin()
         if consumer is None:
             return False

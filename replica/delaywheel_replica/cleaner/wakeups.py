@@ -52,9 +52,7 @@ class Wakeups:
     def wait(self, wait_s: float, pause_s: float) -> None:
         """Waits until it is time to run, and takes the messages that have come.
 
-        Args:
-            wait_s: How long at most.
-            pause_s: How long no transaction may begin.
+        It waits `wait_s` at most; for `pause_s` no transaction may begin.
 
         Raises:
             EOFError: The server is gone.

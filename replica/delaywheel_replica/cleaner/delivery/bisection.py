@@ -113,9 +113,8 @@ class Findings:
         obstacle: Why a trial was not guarded, in Kafka's words; empty: it did not answer.
         refused: Messages that Kafka refuses, and its errors.
         unavailable: Topics that accept nothing, and why.
-        batch_bytes: Topics that refuse large batches of messages which they accept one by one, and
-            a size that passed.
-        tried: The topics that were tried.
+        batch_bytes: Topics that refuse large batches of what they accept one by one, and a size
+            that passed.
     """
 
     complete: bool = True
@@ -187,13 +186,7 @@ class Bisection:
         clock: Clock,
         on_found: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            make_producer: Makes a producer for one of the trials' ids.
-            names: Of our topics: that of the outcomes receives the guards.
-            on_found: Called in the background when a search has ended.
-        """
+        """Starts nothing yet; the topic of the outcomes receives the guards."""
         self._runner = runner
         self._clock = clock
         self._on_found = on_found
@@ -207,9 +200,8 @@ class Bisection:
     ) -> Future[Findings]:
         """Finds which of these messages, or of their topics, make a transaction fail.
 
-        Args:
-            everywhere: Topics whose partitions are all to be tried, whichever of them these
-                messages go to, and how many there are.
+        Of the topics in `everywhere` all partitions are tried, whichever of them these messages go
+        to.
         """
         future: Future[Findings] = Future()
 
@@ -397,11 +389,7 @@ class _Lane:
         return Trial(TrialResult.UNGUARDED)
 
     def _drop(self, *, stuck: bool) -> None:
-        """Discards a producer whose trial failed.
-
-        Args:
-            stuck: Its transaction could not be aborted.
-        """
+        """Discards a producer whose trial failed; stuck: its transaction could not be aborted."""
         self._close()
         if stuck:
             self._stuck.add(self._numbers[self._id_in_use])

@@ -104,16 +104,13 @@ class Condemned:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with the messages of a step.
+    """What to do with the messages of a step: forward `rows`, dead-letter others, defer others.
 
     Attributes:
-        rows: Those to be forwarded.
-        dead: Those to be dead-lettered.
         deferred: Those that go to the ingress topic, as they are sent there.
         batch_limits: Topics whose largest batch is below the client's, in bytes.
-        look_up: Topics that the clients should look up first, because their metadata may be
-            outdated: a topic got more partitions, or a transaction failed although nothing is wrong
-            with its messages.
+        look_up: Topics whose metadata the clients may have outdated: one got more partitions, or a
+            transaction failed although nothing is wrong with its messages.
         partitions: How many each topic has, where that is known.
         is_at_risk: A broker that leaves may keep the transactional id.
     """
@@ -132,7 +129,6 @@ class Hold:
     """Why nothing can be forwarded now.
 
     Attributes:
-        why: In words.
         topics: Those that are waited for, for a bounded time; none: the wait is not for a topic.
     """
 
@@ -203,7 +199,6 @@ class DeadLetters:
         """Begins without known troubles.
 
         Args:
-            names: Whose headers the messages get.
             compresses: The producers compress, so sizes are not known beforehand.
             batch_size_bytes: The largest batch that the producers make of several messages.
             ttl_header: The header that states a message's time to live; empty: none.
@@ -246,10 +241,8 @@ class DeadLetters:
     def begin_term(self, progress: Progress | None) -> None:
         """Begins a term: what this node learnt in an earlier one may no longer hold.
 
-        The topics that a transaction failed with lately are remembered, to be searched first.
-
-        Args:
-            progress: What the leaders before have committed.
+        The topics that a transaction failed with lately, by the committed progress, are searched
+        first.
         """
         now = self._monotonic()
         self._allowance.pass_time(now)
@@ -312,8 +305,7 @@ class DeadLetters:
     def plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]] = tuple) -> Plan | Hold:
         """Decides what to do with these messages now.
 
-        Args:
-            ahead: Topics of messages that will be due soon, queried now and then.
+        `ahead` returns topics of messages that will be due soon, to be asked about now and then.
         """
         now = self._monotonic()
         self._allowance.pass_time(now)
@@ -620,9 +612,8 @@ class DeadLetters:
     ) -> Plan | Hold:
         """Divides messages into those that can be forwarded and those that cannot.
 
-        Args:
-            stuck: Which go where nothing is taken.
-            taken_in: The partitions of the ingress topic by which these can be deferred.
+        Those that are `stuck` go where nothing is taken; they can be deferred by the partitions of
+        the ingress topic in `taken_in`.
         """
         unsuited = self._find_unsuited(rows, topics, now)
         if isinstance(unsuited, Hold):

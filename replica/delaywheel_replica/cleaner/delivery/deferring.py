@@ -45,12 +45,10 @@ LEAST_WAIT_MS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long messages wait for topics that take nothing.
+    """How long messages wait for topics that take nothing, to come back through the ingress topic.
 
     Attributes:
-        ingress: The topic through which they come back.
-        seconds: How long they wait.
-        of_topics: The same for some topics; the first pattern that fits counts.
+        of_topics: How long for some topics; the first pattern that fits counts.
         span_ms: How far ahead a due may be.
     """
 
@@ -66,10 +64,7 @@ class Patience:
     def next_dues_ms(self, rows: DueRows, waited_ms: int, now_ms: int) -> NDArray[np.int64]:
         """Returns the dues at which messages of one topic come back; 0: their patience has ended.
 
-        Args:
-            rows: Messages of one topic.
-            waited_ms: How long their topic has taken nothing.
-            now_ms: The wall clock.
+        Their topic has taken nothing for `waited_ms`.
         """
         since_ms = np.array([_deferred_ms(each, now_ms) for each in rows.headers()], np.int64)
         (topic,) = rows.topic_names()

@@ -22,12 +22,7 @@ Expired = dict[int, str]
 
 
 def find_expired(rows: DueRows, now_ms: int, ttl_header: str) -> Expired:
-    """Returns the rows that have expired.
-
-    Args:
-        now_ms: The wall clock's time.
-        ttl_header: The header that says so, for which rows were marked; empty: none.
-    """
+    """Returns the rows that have expired, by the header for which rows were marked; empty: none."""
     marked = np.flatnonzero(rows.records["ttl"])
     if not len(marked):
         return {}

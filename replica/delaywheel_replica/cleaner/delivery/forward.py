@@ -130,10 +130,7 @@ class Forwarder:
     """Forwards during one term; each term has its own.
 
     Attributes:
-        state: What is committed.
         ids: Which transactional ids may be used; changed between transactions.
-        counters: Counts of what was committed.
-        held: Why nothing is forwarded now.
         ingress: Takes in ingress records; set after construction. None: none are taken in.
     """
 
@@ -226,12 +223,9 @@ class Forwarder:
     def take_in(
         self, node: str, heartbeats: Mapping[str, Heartbeat], halves_objection: str | None
     ) -> None:
-        """Takes the ingress records that have arrived.
+        """Takes the ingress records that have arrived, given the newest heartbeat of each node.
 
-        Args:
-            node: This node's id.
-            heartbeats: The newest of each node, its own included.
-            halves_objection: Why no group can be asked about half messages; None: it can.
+        Without an objection, groups can be asked about half messages.
         """
         if self.ingress is not None and self._forwarding:
             self.ingress.poll(self.state, node, heartbeats, halves_objection)
@@ -244,9 +238,8 @@ class Forwarder:
     def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned:
         """Returns what to do next; if something cannot be forwarded, `held` has the reason.
 
-        Args:
-            now_ms: The wall clock; nothing due later is forwarded.
-            limits: Up to which seq each registered wheel may be taken.
+        Nothing due later than `now_ms` is forwarded; each registered wheel is taken up to its
+        limit.
         """
         self.held = None
         if not self._forwarding or self.state.progress is None:
@@ -487,8 +480,7 @@ class Forwarder:
     ) -> tuple[list[DueRows], list[Condemned], Counter[str]]:
         """Writes everything of a step; what the client itself refuses becomes a dead letter too.
 
-        Returns:
-            What goes to its topic, what becomes a dead letter, and the counts of what was done.
+        Returns what goes to its topic, what becomes a dead letter, and the counts of what was done.
         """
         dead = list(plan.dead)
         names = self._names

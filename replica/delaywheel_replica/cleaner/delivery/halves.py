@@ -49,9 +49,7 @@ _LONGEST_MS = 86_400_000
 def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
     """Returns the messages that a step sends, with its halves as they are sent.
 
-    Args:
-        step: What is taken.
-        now_ms: The leader's clock: what is due later goes to the ingress topic.
+    What is due later than `now_ms`, the leader's clock, goes to the ingress topic.
     """
     rows = step.messages
     halves = np.flatnonzero(rows.records["half"])

@@ -65,11 +65,9 @@ class TopicNews:
     """The newest answer about each topic that was not reported to the server yet."""
 
     def __init__(self, send: Callable[[Topics], bool], *, creates: bool) -> None:
-        """Begins with nothing to report.
+        """Begins with nothing to report; `send` returns False when the link is full.
 
-        Args:
-            send: Sends to the server; False: the link is full.
-            creates: Missing topics are created when needed, so they do not count as missing.
+        Where topics are created when needed, missing ones do not count as missing.
         """
         self._send = send
         self._creates = creates

@@ -186,7 +186,7 @@ def committed(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
 
 
 def deferred(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
-    """Yields outcomes of messages whose topic takes nothing, and that come back later.
+    """Yields outcomes of messages that come back later.
 
     One that was in no wheel has no acceptance that could end.
     """

@@ -45,11 +45,7 @@ class ProposalSearch:
     """Looks for cancels of messages that are to be rescheduled. For one thread."""
 
     def __init__(self, look_for_cancels: Callable[[CancelLook, Budget], bool]) -> None:
-        """Begins without requests.
-
-        Args:
-            look_for_cancels: Continues a look; returns whether all that is admitted was read.
-        """
+        """Begins without requests; a look returns whether all that is admitted was read."""
         self._look_for_cancels = look_for_cancels
         self._seconds: dict[int, _SecondOfProposals] = {}  # the next one to examine is the first
 

@@ -30,13 +30,9 @@ _UNBOUNDED = 1 << 62
 def find_unsuited(
     rows: DueRows, topics: Mapping[str, Topic], names: KafkaNames, *, compresses: bool, now_ms: int
 ) -> Unsuited:
-    """Returns the rows that would be refused.
+    """Returns the rows that would be refused, as far as their topics are known.
 
-    Args:
-        topics: What is known of their topics; nothing is known of others.
-        names: Whose headers they get.
-        compresses: The producers compress, so sizes are not known beforehand.
-        now_ms: The wall clock.
+    With producers that compress, sizes are not known beforehand.
     """
     found: Unsuited = {}
     _check_partitions(rows, topics, found)

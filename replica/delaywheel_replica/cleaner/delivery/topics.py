@@ -103,8 +103,6 @@ class TopicDescription:
 
     Attributes:
         state: The topic's state, ignoring in-sync replicas.
-        partitions: How many there are.
-        unled: Those without a leader.
         replicas: Of each partition that has fewer in sync than replicas: how many of both.
         fewest: How many replicas the partition has that has the fewest; 0: unknown.
     """
@@ -188,7 +186,6 @@ class _TopicEntry:
         stale_before: Only an answer to a question asked from then on will do, limits included;
             None: there is one.
         tried_at: When Kafka was last asked.
-        topic: Its newest answer.
     """
 
     used_at: float

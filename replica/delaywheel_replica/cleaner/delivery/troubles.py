@@ -101,7 +101,6 @@ class _Trouble:
 
     Attributes:
         since: When its trouble began, with all spells joined.
-        cause: Kafka's error.
         needed_at: When a message for it was last examined.
         ended_at: When it recovered; None: it has not.
         sample: What to probe with; None: Kafka itself reports the end.
@@ -109,7 +108,6 @@ class _Trouble:
         given_up: Messages for it are deferred, or dead letters.
         partitions: Those that take nothing by Kafka's word, and since when; none: that is not
             known.
-        deferred: How many of its messages were deferred.
         doubted_until: Until when Kafka is not believed that it is well.
     """
 
@@ -245,13 +243,9 @@ class Troubles:
     def probed(
         self, passed: Iterable[str], failed: Iterable[str], untold: Iterable[str], now: float
     ) -> None:
-        """Takes the results of probes.
+        """Takes the results of probes, by topics.
 
-        Args:
-            passed: Topics that took theirs.
-            failed: Topics that did not.
-            untold: Topics of which the trial said nothing: Kafka did not take its guard.
-            now: The monotonic clock, in seconds.
+        Of those in `untold` the trial said nothing: Kafka did not take its guard.
         """
         for name in passed:
             self._end(name, now)
@@ -319,9 +313,7 @@ def sample_of(rows: DueRows) -> DueRows:
 def spread(rows: DueRows, partitions: int) -> DueRows:
     """Returns samples of one topic's messages for every partition that these may go to.
 
-    Args:
-        rows: Messages of one topic, at least one.
-        partitions: How many the topic has, or 0 if that is not known.
+    The topic has so many, or 0 if that is not known.
     """
     sample = sample_of(rows)
     anywhere = sample.partitions == ANY_PARTITION

@@ -71,12 +71,7 @@ def equal_neighbours(sorted_values: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def first_of_equals(records: Records, order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Returns, for each record, the number of the first record with the same key.
-
-    Args:
-        records: Any messages.
-        order: The rank of each record; the first is the one with the least rank.
-    """
+    """Returns, for each record, the number of the one with the same key and the least rank."""
     columns = [records[name] for name in KEY]
     by_key = np.lexsort((order, *columns))
     starts = np.ones(len(records), np.bool_)

@@ -69,15 +69,11 @@ def look_at(
     *,
     floor: int,
 ) -> Looked:
-    """Examines frames that are to be given up.
+    """Examines frames that are to be given up, by the leader's clock.
 
-    Finished frames are not lost: their files are deleted. If their rows could not be read for a
-    while, nodes said that they are missing them.
-
-    Args:
-        now_ms: The leader's clock.
-        unreadable_rows: Since when rows cannot be read; is brought up to date.
-        floor: Slots below are finished.
+    Finished frames (below the floor) are not lost: their files are deleted. If their rows could not
+    be read for a while, nodes said that they are missing them: `unreadable_rows`, brought up to
+    date here.
     """
     looking = _Looking(disk, data, now_ms, unreadable_rows, floor)
     kept = {wheel: looking.look(wheel, seqs) for wheel, seqs in frames.items()}

@@ -131,12 +131,10 @@ class DueReader:
         return due_ms if window.has_read(due_ms) else None
 
     def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
-        """Returns what the next transaction takes, never beyond `now_ms`.
+        """Returns what the next transaction takes, never beyond `now_ms` (the leader's clock).
 
-        Args:
-            now_ms: The leader's clock.
-            cap_messages: The most messages, dropped ones included.
-            cap_bytes: The most bytes of keys, values and headers.
+        The caps bound its messages, dropped ones included, and its bytes of keys, values and
+        headers.
         """
         draft = Draft(self._progress, self._wheels, cap_messages, cap_bytes, self._withdrawn)
         self._look_again(now_ms)
@@ -168,12 +166,10 @@ class DueReader:
             yield from second.topics
 
     def done(self, step: Step, committed: Progress | None = None) -> None:
-        """Notes that the step was committed.
+        """Notes that the last step was committed.
 
-        Args:
-            step: The last step.
-            committed: The committed progress, if it differs from `step.after`: with the floor
-                raised, or without unregistered wheels.
+        The committed progress differs from `step.after` with the floor raised, or without
+        unregistered wheels.
         """
         if step is not self._step:
             raise ValueError("only the last step can be done")

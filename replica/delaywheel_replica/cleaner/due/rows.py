@@ -153,10 +153,8 @@ class DueRows:
     def partitions_touched(self, most: Mapping[str, int]) -> tuple[int, int, int]:
         """Returns how many partitions all rows may go to, half of them, and a quarter.
 
-        Those are drawn at random, always the same: topics may follow any pattern.
-
-        Args:
-            most: How many partitions each topic has; of others, each row may go to another one.
+        Those are drawn at random, always the same: topics may follow any pattern. Of a topic that
+        `most` does not give a number for, each row may go to another partition.
         """
         topics, of_topic = np.unique(self.topic_numbers, return_inverse=True)
         counts = np.array([most.get(self.topics[n], _UNKNOWN) for n in topics.tolist()], np.int64)

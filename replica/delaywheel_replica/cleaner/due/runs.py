@@ -130,13 +130,8 @@ class Runs:
     ) -> NDArray[np.intp]:
         """Returns the first `limit` rows beyond (due, position) and due by `upto_ms`, in order.
 
-        Args:
-            records: All messages of the second.
-            due_ms: Everything due by then is done.
-            position: Of the millisecond after, everything up to here is done too.
-            upto_ms: The last due wanted.
-            limit: How many rows at most.
-            skips: Marks rows that are left out, and do not count; None: none is.
+        Everything due by `due_ms` is done, and of the millisecond after what lies up to the
+        position. Rows that `skips` marks are left out, and do not count.
         """
         end = self._offset(upto_ms + 1)
         begin = self._offset(due_ms + 1)
@@ -164,10 +159,7 @@ class Runs:
     def next_due_ms(self, due_ms: int, released: NDArray[np.int64] | None = None) -> int | None:
         """Returns the earliest due beyond `due_ms`.
 
-        Args:
-            due_ms: Everything due by then is done.
-            released: By row, 0 where nothing lets it go before its due: others do not count. None:
-                nothing does.
+        Rows for which `released` is not 0 go before their due, and do not count.
         """
         begin = self._offset(due_ms + 1)
         firsts = [

@@ -132,11 +132,7 @@ class Second:
         return self._destinations
 
     def add(self, batches: Iterable[FrameBatch]) -> Released:
-        """Adds frames of this slot, in order of wheel and seq, each kind separately.
-
-        Returns:
-            The halves that the added releases let go.
-        """
+        """Adds frames of this slot, by wheel and seq; returns the halves that releases let go."""
         begin = self._count
         naming: list[FrameBatch] = []
         for batch in batches:

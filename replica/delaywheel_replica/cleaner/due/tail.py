@@ -53,11 +53,7 @@ LATE_BYTES = 32 << 20
 class LateFrame(NamedTuple):
     """A frame that must be taken together with its seq.
 
-    Attributes:
-        begin: With `end`, its messages as rows [begin, end) of the second; none if it is a release.
-        end: See `begin`.
-        length_bytes: The length of its content.
-        released: The rows that it lets go; None: it holds messages.
+    Its messages are rows [begin, end) of the second; none if it is a release, which lets rows go.
     """
 
     seq: int

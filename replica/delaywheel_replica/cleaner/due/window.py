@@ -159,11 +159,8 @@ class Window:
     def is_waited_for(self, now_ms: int, *, has_late: bool) -> bool:
         """Whether the second being loaded is needed now.
 
-        It does not delay what is in memory and can go, unless w is behind the clock.
-
-        Args:
-            now_ms: The leader's clock.
-            has_late: Late frames, or releases, can go.
+        It does not delay what is in memory and can go, as late frames or releases (`has_late`),
+        unless w is behind the clock.
         """
         slot = self._loader.slot
         if slot is None or self.covered_to >= slot > now_ms // 1000:
@@ -321,8 +318,7 @@ class Window:
     def _take_wanted(self, bound: Bound) -> int | None:
         """Returns the second that a frame waits for; one that is left out is wanted again.
 
-        Args:
-            bound: Once the seconds that are in memory early hold this, no other becomes so.
+        Once the seconds that are in memory early hold the bound, no other becomes so.
         """
         slot, self._wanted = self._wanted, None
         if slot is None or self._seconds.get(slot) is not None:

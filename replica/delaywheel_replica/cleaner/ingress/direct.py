@@ -27,13 +27,7 @@ from delaywheel_replica.core.ingress.underway import Forwarded
 def direct_rows(
     messages: Sequence[Forwarded], accepted_at_ms: int, ttl_header: str = ""
 ) -> DueRows:
-    """Returns rows of these messages, in order.
-
-    Args:
-        messages: the messages that are forwarded directly.
-        accepted_at_ms: when they were accepted: now.
-        ttl_header: those that may have this header are marked; empty: none is.
-    """
+    """Returns rows of these messages, in order; those that may have the TTL header are marked."""
     if not messages:
         return NO_DUE_ROWS
     ttl = ttl_header.encode()

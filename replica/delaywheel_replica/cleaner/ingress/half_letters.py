@@ -24,7 +24,7 @@ class HalfHeaders(NamedTuple):
     """The headers of a half.
 
     Attributes:
-        own: Its message's own.
+        own: Those of its message.
         group: Who is asked.
         deliver_at_ms: When its message is due; None: at its commit.
     """
@@ -50,14 +50,9 @@ def letter_headers(
     partition: int,
     timestamp_ms: int,
 ) -> HeaderPairs:
-    """Returns the headers of the letter about a half.
+    """Returns the headers of the letter about a half, whose hold ends at `due_ms`.
 
-    Args:
-        headers: Of the half.
-        topic: Where its message goes.
-        due_ms: The end of its hold.
-        partition: To which one its message goes, or ABSENT.
-        timestamp_ms: Which one its message is delivered with, or ABSENT.
+    Partition and timestamp are those of its message, or ABSENT.
     """
     own, group, deliver_at_ms = split_headers(headers)
     if deliver_at_ms is None:

@@ -138,11 +138,7 @@ class Handing:
                 self._refused_since.setdefault(kind, self._clock.monotonic())
 
     def hand(self, choose: Callable[[TransactionRoom], Sequence[Handed]]) -> bool:
-        """Hands over as much as there is room for; returns whether it handed over anything.
-
-        Args:
-            choose: Returns records that fit the given room.
-        """
+        """Hands over as many records as there is room for; returns whether it handed over any."""
         if self._clock.monotonic() < self._again_at:
             return False
         if self._port is None:

@@ -44,12 +44,7 @@ def outcome_record(names: KafkaNames, key: bytes, fields: Mapping[str, object]) 
 
 
 def letter(names: KafkaNames, settled: Rejected, most_bytes: int) -> list[Record]:
-    """Returns the dead letter of a record, and its outcome.
-
-    Args:
-        settled: the record, and why it is unfit.
-        most_bytes: limit of the dead-letter topic for one record.
-    """
+    """Returns the dead letter of a record, of so many bytes at most, and its outcome."""
     record, request = settled.taken.record, settled.taken.request
     assert record is not None
     key = (
@@ -65,12 +60,7 @@ def letter(names: KafkaNames, settled: Rejected, most_bytes: int) -> list[Record
 def dead_outcome(
     names: KafkaNames, origin: IngressPlace, reason: str, key: MessageKey | None
 ) -> Record:
-    """Returns the outcome of a record that became a dead letter.
-
-    Args:
-        reason: why it is unfit.
-        key: the message, if known.
-    """
+    """Returns the outcome of a record that became a dead letter; its message, if known."""
     fields: dict[str, object] = {
         "outcome": "ingress-dead-lettered",
         "reason": reason,

@@ -40,11 +40,7 @@ class TopicSearch:
         clock: Clock,
         on_found: Callable[[], None],
     ) -> None:
-        """Begins without a search.
-
-        Args:
-            on_found: Called in the background when a search has ended.
-        """
+        """Begins without a search; `on_found` is called in the background when one has ended."""
         self._kafka = kafka
         self._runner = runner
         self._clock = clock
@@ -57,11 +53,9 @@ class TopicSearch:
         self.faults: tuple[str, ...] = ()
 
     def look(self, also: AbstractSet[str], *, is_urgent: bool = False) -> None:
-        """Starts a search if one is due.
+        """Starts a search if one is due, or if something is known to have changed.
 
-        Args:
-            also: topics to find beside those of the settings.
-            is_urgent: something is known to have changed.
+        It is to find the topics in `also` beside those of the settings.
         """
         wait_s = SOON_S if self.faults or is_urgent else AGAIN_S
         if self._is_busy or self._clock.monotonic() < self._found_at + wait_s:
@@ -82,11 +76,7 @@ class TopicSearch:
         self._found_at = -AGAIN_S
 
     def found(self) -> IngressFound | None:
-        """Returns the result of a search that has ended since the last call.
-
-        Raises:
-            BaseException: any unexpected failure of a search.
-        """
+        """Returns the result of a search that ended since the last call, or raises its failure."""
         if self._found.empty():
             return None
         found = self._found.get()

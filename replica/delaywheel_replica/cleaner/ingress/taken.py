@@ -22,11 +22,11 @@ class Taken:
     """The ingress part of a transaction.
 
     Attributes:
-        step: how far it moves each partition.
-        rows: messages that are forwarded directly.
-        letters: letters about halves whose hold is over; no dead letter takes their place.
-        is_urgent: commit now, without waiting for another reason.
-        is_full: there was no room for more.
+        step: How far it moves each partition.
+        rows: Messages that are forwarded directly.
+        letters: Letters about halves whose hold is over; no dead letter takes their place.
+        is_urgent: Commit now, without waiting for another reason.
+        is_full: There was no room for more.
     """
 
     step: TermStep

@@ -97,12 +97,10 @@ class IngressSettings:
     """The ingress topics of a cluster, and what it accepts from them.
 
     Attributes:
-        names: the names of our topics.
-        topics: the ingress topics; none: only records announced before are read.
-        rules: what is accepted.
-        span_ms: how far ahead a due may be.
-        letter_bytes: limit of the dead-letter topic for one record.
-        ttl_header: the header that states a message's time to live; empty: none.
+        topics: The ingress topics; none: only records announced before are read.
+        span_ms: How far ahead a due may be.
+        letter_bytes: The limit of the dead-letter topic for one record.
+        ttl_header: The header that states a message's time to live; empty: none.
     """
 
     names: KafkaNames
@@ -163,11 +161,7 @@ class Ingress:
         clock: Clock,
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins with nothing read.
-
-        Args:
-            on_news: Called on other threads when there is something for the next iteration.
-        """
+        """Begins with nothing read; `on_news` is called on other threads when `poll` has work."""
         self._kafka = kafka
         self._settings = settings
         self._clock = clock
@@ -278,8 +272,7 @@ class Ingress:
     def bound(self, state: ControlState, taken: Taken | None = None) -> int | None:
         """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
 
-        Args:
-            taken: the ingress part of a transaction to be committed; None: the committed state.
+        With `taken` that is after the transaction, otherwise as committed.
         """
         if self._term is None:
             return unread_bound(state.ingress.values())
@@ -300,10 +293,8 @@ class Ingress:
     ) -> None:
         """Takes in topics, records and answers that came since the last call.
 
-        Args:
-            node: this node.
-            heartbeats: the latest of each node, including this one.
-            halves_objection: why no group can be asked about a half; None: it can.
+        `heartbeats` are the latest of each node; without an objection groups can be asked about
+        halves.
         """
         before, objection = self._around, halves_objection or self.answers_objection
         self._around = _Surroundings(state, heartbeats, node, objection)
@@ -335,10 +326,7 @@ class Ingress:
     ) -> Taken:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
-        Args:
-            now_ms: the wall clock.
-            room: how much it may carry.
-            blocked: topics that cannot be forwarded to now.
+        Topics in `blocked` cannot be forwarded to now.
         """
         term, around = self._term, self._around
         if term is None or around is None or around.state.progress is None:
@@ -397,14 +385,9 @@ class Ingress:
                 yield letters.abandoned(names, at, record)
 
     def committed(self, taken: Taken, state: ControlState) -> Counter[str]:
-        """Notes that a transaction is committed, and hands over what it has announced.
+        """Notes that a transaction led to this state, and hands over what it has announced.
 
-        Args:
-            taken: the ingress part of it.
-            state: the control state after it.
-
-        Returns:
-            Counts of what it settled and announced.
+        Returns counts of what its ingress part settled and announced.
         """
         counted: Counter[str] = Counter()
         term, around = self._term, self._around

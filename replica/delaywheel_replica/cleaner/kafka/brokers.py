@@ -152,11 +152,11 @@ def brokers_of(
 ) -> list[BrokerMetadata]:
     """Returns the brokers that are registered and not fenced, by their ids.
 
+    Kafka names them along with any topic. The client's question about brokers alone,
+    `describe_cluster`, ends the process (an assertion of librdkafka) if it has none.
+
     Args:
         admin: A client of `KafkaSettings.admin`, which makes no topic by asking about it.
-        topic: Any name: Kafka names the brokers along with it. The client's question about brokers
-            alone, `describe_cluster`, ends the process (an assertion of librdkafka) if it has none.
-        timeout_s: For how long to wait for an answer.
 
     Raises:
         KafkaException: Kafka does not answer, or knows of no broker that takes part.
@@ -182,9 +182,8 @@ def ask_brokers(
 def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> frozenset[int]:
     """Refuses brokers before Kafka 3.6, whose logs a late produce could leave hanging.
 
-    Returns:
-        Those that do not answer though another does. Kafka names a killed one until its session is
-        over, and no candidacy may wait for that.
+    Returns those that do not answer though another does. Kafka names a killed one until its session
+    is over, and no candidacy may wait for that.
 
     Raises:
         LeadingRefused: A broker does not do, or may not be asked.
@@ -248,15 +247,12 @@ def ensure_topics(
     replicas: int,
     has_wheels: bool,
 ) -> dict[str, str]:
-    """Creates missing topics of ours; refuses invalid ones.
+    """Creates missing topics of ours, with so many replicas; refuses invalid ones.
 
-    Args:
-        replicas: How many a topic gets that is made.
-        has_wheels: This node holds messages. A control topic missing beside them was lost, or
-            this is another Kafka: a new one would forward from nothing, so it is refused.
+    A control topic that is missing beside wheels, and so messages, was lost, or this is another
+    Kafka: a new one would forward from nothing, so it is refused.
 
-    Returns:
-        What is wrong with those that no leader needs, by their names.
+    Returns what is wrong with those that no leader needs, by their names.
 
     Raises:
         LeadingRefused: Something is wrong with another one.
@@ -318,12 +314,7 @@ def risks_of(
 ) -> Iterator[str]:
     """Yields the risks to one of our topics that do not prevent leading.
 
-    Args:
-        topic: Its name.
-        replicas: How many it has; in the partition with the fewest.
-        enough: How many it could have.
-        config: Its configuration.
-        control: It is the control topic.
+    The partition with the fewest replicas has so many; it could have `enough`.
     """
     what = f"the control topic {topic}" if control else f"topic {topic}"
     if replicas < enough:
@@ -351,9 +342,7 @@ def look_over(
 ) -> tuple[str, ...]:
     """Looks for risks to our topics that do not prevent leading.
 
-    Args:
-        enough: How many replicas they could have.
-        ingress: The ingress topic that is named after the cluster is one of ours.
+    They could have `enough` replicas; the ingress topic named after the cluster may be one of them.
     """
     names = [topic.name for topic in own_topics(settings)]
     names += [settings.names.ingress] if ingress else []

@@ -38,13 +38,7 @@ class KafkaClients:
         ingress_topics: IngressTopics | None = None,
         checks_brokers: bool = True,
     ) -> None:
-        """Connects when first asked.
-
-        Args:
-            replication_factor: Copies of our topics, if they have to be created.
-            ingress_topics: Topics from which records are taken; None: none.
-            checks_brokers: Whether brokers are asked for their settings.
-        """
+        """Connects when first asked; takes records from the ingress topics, if any."""
         self._settings = settings
         self._replication_factor = replication_factor
         self._checks_brokers = checks_brokers

@@ -59,12 +59,7 @@ class ControlFollower:
         *,
         restart_after_s: float = RESTART_AFTER_S,
     ) -> None:
-        """Begins with nothing read.
-
-        Args:
-            clock: None: the machine's.
-            restart_after_s: After this long without records, everything is read again.
-        """
+        """Begins with nothing read; reads again after so long without records."""
         self._kafka = kafka
         self._clock = clock or SystemClock()
         self._restart_after_s = restart_after_s

@@ -44,9 +44,8 @@ class IngressTopics:
     """The ingress topics of the settings, and how to create them.
 
     Attributes:
-        partitions: of a new topic.
-        replication_factor: of a new topic; None: one replica per broker, up to three.
-        max_message_bytes: the largest record that a new topic accepts.
+        replication_factor: Of a new topic; None: one replica per broker, up to three.
+        max_message_bytes: The largest record that a new topic accepts.
     """
 
     names: frozenset[str] = frozenset()
@@ -58,11 +57,7 @@ class IngressTopics:
 def find_ingress(
     admin: AdminClient, wanted: IngressTopics, also: AbstractSet[str] = frozenset()
 ) -> IngressFound:
-    """Finds topics that records can be taken from.
-
-    Args:
-        wanted: The topics of the settings.
-        also: Other topics, which are not created.
+    """Finds topics that records can be taken from; those in `also` are not created.
 
     Raises:
         KafkaAway: Kafka does not answer.

@@ -47,12 +47,7 @@ class IngressThread:
         ids_of: Callable[[Iterable[str]], Mapping[str, str]],
         on_news: Callable[[], None],
     ) -> None:
-        """Begins to read once there are partitions.
-
-        Args:
-            ids_of: Asks Kafka for the ids of topics; missing topics are left out.
-            on_news: Called on the thread when `poll` has something to return.
-        """
+        """Begins to read once there are partitions; `ids_of` leaves out missing topics."""
         self._settings = settings
         self._ids_of = ids_of
         self._on_news = on_news

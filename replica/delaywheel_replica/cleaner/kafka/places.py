@@ -91,12 +91,7 @@ class PlaceFinder:
         send: Callable[[PlaceFound], bool],
         on_found: Callable[[], object],
     ) -> None:
-        """Begins without requests.
-
-        Args:
-            send: Sends to the server; False: the link is full, and the message is dropped.
-            on_found: Called when there is something to report.
-        """
+        """Begins without requests; `send` drops a message, False, while the link is full."""
         self._settings = settings
         self._send = send
         self._on_found = on_found
@@ -198,11 +193,7 @@ _Named = tuple[bytes, bytes, str]
 
 
 class _Search:
-    """One search for the records of some messages.
-
-    Attributes:
-        found: What was found, by question.
-    """
+    """One search for the records of some messages."""
 
     def __init__(self, settings: KafkaSettings, asked: Iterable[AskPlace]) -> None:
         self.found: dict[int, PlaceFound] = {}

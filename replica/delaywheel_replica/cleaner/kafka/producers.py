@@ -125,11 +125,7 @@ _REFUSED = frozenset(
 
 
 class Questions(Protocol):
-    """What is asked while Kafka does not answer a transaction.
-
-    Attributes:
-        is_untaken: See `ProducersPort`.
-    """
+    """What is asked while Kafka does not answer a transaction: see `ProducersPort`."""
 
     is_untaken: Callable[[], bool]
 

@@ -206,13 +206,10 @@ class IngressPort(Protocol):
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
         topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
-        """Reads more partitions; those already being read continue.
+        """Reads more partitions from their positions on; those already being read continue.
 
-        Args:
-            positions: The first offset to read of each.
-            least_ends: A partition that ends before this offset is cut off.
-            topic_ids: Kafka's ids of the topics; a topic of the same name and another id is not
-                read.
+        A partition that ends before its least end is cut off. A topic of the same name and another
+        id is not read.
         """
 
     @property
@@ -249,21 +246,15 @@ class IngressKafkaPort(Protocol):
     def find_ingress(self, also: AbstractSet[str]) -> IngressFound:
         """Finds the ingress topics, and creates missing ones of the settings.
 
-        To be called in the background: it may take some seconds.
-
-        Args:
-            also: Topics that are no longer in the settings, but still have announced records.
+        To be called in the background: it may take some seconds. Topics in `also` are no longer in
+        the settings, but still have announced records.
 
         Raises:
             KafkaAway: Kafka does not answer.
         """
 
     def ingress(self, on_news: Callable[[], None]) -> IngressPort:
-        """Makes a new reader of the ingress topics.
-
-        Args:
-            on_news: Called on any thread when `poll` has something to return.
-        """
+        """Makes a new reader; `on_news` is called on any thread when `poll` has something."""
 
 
 class HandoverPort(Protocol):
@@ -286,8 +277,7 @@ class HandoverPort(Protocol):
     def answers(self) -> list[tuple[Handed, RecordAnswer]]:
         """Returns the answers since the last call.
 
-        When the server is gone or the connection broken, everything unanswered is answered
-        UNKNOWN.
+        What is unanswered when the server is gone, or the connection broken, is answered UNKNOWN.
         """
 
     def fileno(self) -> int:
@@ -324,9 +314,7 @@ class KafkaPort(Protocol):
     def check(self, *, has_wheels: bool, on_answer: Callable[[], None] = lambda: None) -> Checked:
         """Checks that Kafka answers and can keep our promises; creates our topics.
 
-        Args:
-            has_wheels: This node holds messages.
-            on_answer: Called as Kafka has answered the first of several questions.
+        Calls `on_answer` as Kafka has answered the first of several questions.
 
         Raises:
             KafkaAway: Kafka does not answer.
@@ -345,11 +333,7 @@ class KafkaAway(Exception):
 
 
 class ReadsRefused(KafkaAway):
-    """Kafka refuses to let topics be read.
-
-    Attributes:
-        refusals: Why, by topic; of no topic: of all.
-    """
+    """Kafka refuses to let topics be read, and why, by topic; of no topic: of all."""
 
     def __init__(self, refusals: Mapping[str, str]) -> None:
         super().__init__("; ".join(refusals.values()))

@@ -28,13 +28,7 @@ class ThreadRunner:
     """Runs jobs on threads."""
 
     def __init__(self, calls: int, *, job: str, call: str) -> None:
-        """Makes no thread before the first job.
-
-        Args:
-            calls: How many may run at the same time.
-            job: The name of the thread for jobs.
-            call: The name of the threads for calls.
-        """
+        """Makes no thread before the first job; the two names are those of its threads."""
         self._jobs = ThreadPoolExecutor(1, thread_name_prefix=job)
         self._calls = ThreadPoolExecutor(calls, thread_name_prefix=call)
 
