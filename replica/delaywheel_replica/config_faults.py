@@ -16,10 +16,9 @@ from delaywheel_replica.patterns import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault in the settings.
+    """One fault in the settings: what, and what to do, beginning with a setting's name.
 
     Attributes:
-        text: What, and what to do, beginning with a setting's name.
         names: The settings that it depends on; `<table>.<key>`: one entry of a table.
     """
 

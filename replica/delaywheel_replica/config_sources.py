@@ -65,10 +65,9 @@ class _GivenSetting(NamedTuple):
 
 
 class _MergedSetting(NamedTuple):
-    """What all places together give of it.
+    """What all places together give of it; of a table all entries.
 
     Attributes:
-        value: Its value; of a table all entries.
         places: By entry the place that won; under None the last one that gave any of it.
     """
 
@@ -87,7 +86,6 @@ def load_config(
     Args:
         file: A TOML file; must be there when named.
         flags: Settings by name; ``table.key`` reaches into a table. Values may be text.
-        checks: Further checks.
 
     Raises:
         ConfigError: Settings are missing, unknown or refused; names all of them.
@@ -157,9 +155,8 @@ def _merged(
 ) -> tuple[dict[str, _MergedSetting], list[str], set[str]]:
     """Joins what is given, by setting: what comes later wins.
 
-    Returns:
-        The settings; the faults of what cannot be joined, and the settings that have them. What
-        comes later never hides such a fault: all of a table would be gone, and one entry be left.
+    Returns the settings; the faults of what cannot be joined, and the settings that have them. What
+    comes later never hides such a fault: all of a table would be gone, and one entry be left.
     """
     merged: dict[str, _MergedSetting] = {}
     faulty: dict[str, str] = {}
@@ -227,11 +224,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _checked(setting: str, given: _MergedSetting) -> Any:
-    """Returns a value as its type has it.
-
-    Raises:
-        ConfigError: It is not one; names each fault, one a line.
-    """
+    """Returns a value as its type has it, or names each fault, one a line."""
     last = given.places[None]
     try:
         value = TypeAdapter(_TYPES[setting]).validate_python(given.value)

@@ -110,7 +110,6 @@ class Topics:
     """Kafka's answers about some topics. Each message is complete in itself.
 
     Attributes:
-        topics: Those that are there.
         absent: Names asked for that Kafka, answering without an error, does not have.
         checked_at_ms: ``time.monotonic`` in ms, taken before Kafka was asked. The monotonic clock
             is the machine's, shared by both processes.
@@ -132,13 +131,12 @@ class DeadLetter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    """Messages that were committed as dead letters.
+    """Messages that were committed as dead letters, in the order in which they were written.
 
     Attributes:
         cleaner_ms: When the cleaner started, as its row says.
-        before: How many it had counted before, since then. If fewer were reported,
-            some were dropped on the way.
-        letters: In the order in which they were written.
+        before: How many it had counted before, since then. If fewer were reported, some were
+            dropped on the way.
     """
 
     cleaner_ms: int
@@ -148,14 +146,9 @@ class DeadLettered:
 
 @dataclass(frozen=True, slots=True)
 class AskPlace:
-    """Asks where the record of a finished message is.
+    """Asks where the record of a finished message is, whose timestamp its caller may have set.
 
     Attributes:
-        question: Identifies the answer.
-        id: The message's id.
-        due_ms: The message's due.
-        topic: The message's topic.
-        timestamp_ms: The timestamp that its caller set; None: none.
         is_dead: Whether it is a dead letter; None: unknown.
         is_named_by_cancel: It may have been cancelled instead: look among the outcomes too.
         is_asked_half: Its group is asked, or was: look for the answer too.
@@ -188,9 +181,7 @@ class PlaceFound:
     """The answer to `AskPlace`.
 
     Attributes:
-        question: Which question.
         place: None: the record was not found, which proves nothing.
-        dead_reason: Why it is a dead letter, if the place is that of one.
         outcome: What its outcome says, if the place is that of one: it was cancelled, or got
             another due (cancelled); of a half also asked, or committed for its own due.
         answer: What the group of a half has answered, a `HalfAnswer`; None: nothing shows that.
@@ -208,7 +199,6 @@ class HandoverBegins:
     """Begins a hand-over of ingress records, which ends with its socket.
 
     Attributes:
-        format: The format of what the socket carries.
         fd: The server's end of the socket, which goes beside the message. The sender keeps its
             descriptor, and may close it; the receiver gets one of its own, and has to close it.
     """
@@ -285,8 +275,7 @@ class Link:
     def send(self, message: LinkMessage) -> bool:
         """Sends a message, or drops it if it is too long or the buffer is full.
 
-        Returns:
-            Whether it was sent. False also when the other end is gone for good.
+        Returns False also when the other end is gone for good.
         """
         content = encode(message)
         if len(content) > _MESSAGE_LENGTH_BYTES:
@@ -331,11 +320,7 @@ def encode(message: LinkMessage) -> bytes:
 
 
 def decode(content: bytes) -> LinkMessage:
-    """Decodes the message in a datagram.
-
-    Raises:
-        MalformedError: It cannot be understood: the two processes are of different releases.
-    """
+    """Decodes a datagram; MalformedError: the two processes are of different releases."""
     try:
         name, document = json.loads(content)
         message: LinkMessage = from_json(_KINDS[name], document)

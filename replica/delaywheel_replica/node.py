@@ -106,13 +106,7 @@ class NodeInUseError(Exception):
 
 
 def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]) -> NoReturn:
-    """Turns this process into the supervisor of a node.
-
-    Args:
-        resolved: Its configuration (``Config.resolved``).
-        file: The file that it was read from, to reread it; None: no file.
-        flags: The flags that it was read from.
-    """
+    """Turns this process into the supervisor of a node, which rereads the file and the flags."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(

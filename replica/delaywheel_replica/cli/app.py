@@ -52,11 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; returns its exit code.
-
-    Raises:
-        CommandFailure: Why it could not, by name.
-    """
+    """Runs one command; returns its exit code, or raises the named CommandFailure."""
     if arguments and arguments[0] == "--version":
         # Only here: it reads the metadata of installed packages.
         from importlib.metadata import version  # noqa: PLC0415

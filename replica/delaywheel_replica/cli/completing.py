@@ -34,12 +34,9 @@ def script(shell: str) -> None:
 
 
 def answer(line: str, breaks: str) -> None:
-    """Prints completions of an unfinished command line, one a line.
+    """Prints completions of an unfinished command line (up to the cursor, with the program's name).
 
-    Args:
-        line: The line up to the cursor, including the program's name.
-        breaks: The characters at which the shell breaks words; completions replace what follows the
-            last of them.
+    They replace what follows the last of the characters at which the shell breaks words.
     """
     words = _words(line)[1:]
     current = words.pop() if words and not line[-1:].isspace() else ""
@@ -51,9 +48,7 @@ def answer(line: str, breaks: str) -> None:
 def candidates(words: Sequence[str], current: str) -> Iterable[str]:
     """Returns completions of the word being typed.
 
-    Args:
-        words: The words before it, without the program's name.
-        current: The word as far as it is typed.
+    `words` are those before it, without the program's name.
     """
     return [candidate for candidate in _candidates(words, current) if candidate.startswith(current)]
 

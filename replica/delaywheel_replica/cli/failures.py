@@ -31,12 +31,7 @@ class ExitCode(IntEnum):
 
 
 class CommandFailure(Exception):
-    """Raised to end a command.
-
-    Attributes:
-        reason: Stable, UPPER_SNAKE_CASE.
-        exit_code: See the table above.
-    """
+    """Raised to end a command; the reason is stable, UPPER_SNAKE_CASE."""
 
     def __init__(self, reason: str, message: str, exit_code: ExitCode = ExitCode.REFUSED) -> None:
         """Takes the reason, by name and for people."""

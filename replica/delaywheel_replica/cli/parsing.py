@@ -34,8 +34,6 @@ class Command:
         text: What the command does, in one line.
         run: `module:function` that does it: imported when the command runs, and called with the
             arguments by name. It returns the exit code, or None for 0.
-        declare: Adds the arguments to the command's parser.
-        more: Further explanations, in paragraphs.
         examples: Command lines that work, each below a comment that says what it does.
         reads_itself: The function is called with the list of arguments, once they are validated.
     """
@@ -73,7 +71,6 @@ class Parser(argparse.ArgumentParser):
     """Parses the arguments of one command.
 
     Attributes:
-        declared: The arguments, in order.
         option_of_word: The option that a word too many probably belongs to; empty: nobody knows.
     """
 
@@ -106,11 +103,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         """Adds an argument, as `add_argument` does.
 
-        Args:
-            *names: The argument's flags, or its name.
-            complete: Returns possible values.
-            group: Where help shows the argument.
-            **options: Further arguments of argparse's `add_argument`.
+        `complete` returns possible values; help shows the argument in its group.
         """
         action = (group or self).add_argument(*names, **options)
         self.declared.append(action)
@@ -136,10 +129,7 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Returns the arguments by name; options may stand before, between or after them.
 
-        Behind `--` there are none.
-
-        Raises:
-            CommandFailure: USAGE, and what is wrong.
+        Behind `--` there are none. The CommandFailure USAGE says what is wrong.
         """
         own = list(arguments)
         end = own.index("--") if "--" in own else len(own)

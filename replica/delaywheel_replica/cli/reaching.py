@@ -34,10 +34,9 @@ _FILES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The nodes that a command asks.
+    """The nodes that a command asks: HOST:PORT, separated by commas.
 
     Attributes:
-        addresses: HOST:PORT, separated by commas.
         tls: The files for TLS; None: plain text.
         trace: Makes the trace of the profile; a command that changes nothing needs none.
         key_secret: With which programs of the profile hash keys in their trace; None: they do not.

@@ -20,11 +20,9 @@ _LONGEST: Final = 255
 
 
 def note(server: str, **names: Iterable[str]) -> None:
-    """Remembers names seen at this server's cluster; keeps the latest ones.
+    """Remembers names seen at this cluster, as it was given to the command; keeps the latest ones.
 
-    Args:
-        server: As given to the command.
-        **names: Of each kind. Those of levels and nodes replace what was known.
+    Names of levels and nodes replace what was known.
     """
     path = _path()
     known = _read(path)

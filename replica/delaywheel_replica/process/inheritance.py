@@ -76,8 +76,7 @@ def exit_with_supervisor() -> None:
 def report_ready(address: str = "") -> None:
     """Reports to the supervisor, if there is one, that this process does its work.
 
-    Args:
-        address: Where the server accepts calls; empty: it is the cleaner.
+    The server says where it accepts calls; the cleaner has no address.
     """
     descriptor = os.environ.get(READY_FD_VARIABLE)
     if descriptor is not None:

@@ -51,11 +51,7 @@ class LineLimit:
         return True
 
     def counted(self, *, ended: bool = False) -> dict[str, int]:
-        """Returns how many lines were left out, by kind, once their minute is over.
-
-        Args:
-            ended: It is, as the process ends.
-        """
+        """Returns how many lines were left out, by kind, once the minute, or the process, ended."""
         if not self._left_out or (self._monotonic() < self._ends_s and not ended):
             return {}
         counts = dict(self._left_out)

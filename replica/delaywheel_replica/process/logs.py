@@ -123,13 +123,7 @@ def limited() -> Any:
 
 
 def stranger_refused(port: str, reason: str, text: str) -> None:
-    """Logs that somebody at a port was refused before it said who it is.
-
-    Args:
-        port: The setting that names the port.
-        reason: What kind of refusal it is.
-        text: Who, and why.
-    """
+    """Logs that somebody was refused at a setting's port before it said who it is, and why."""
     limited().warning("stranger refused", port=port, reason=reason, text=cut(text))
 
 

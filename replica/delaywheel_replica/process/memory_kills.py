@@ -20,12 +20,7 @@ _COUNT: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class MemoryKill(NamedTuple):
-    """The last one.
-
-    Attributes:
-        process: "server" or "cleaner".
-        at_ms: Unix milliseconds.
-    """
+    """The last one: of "server" or "cleaner", in Unix milliseconds."""
 
     process: str
     at_ms: int

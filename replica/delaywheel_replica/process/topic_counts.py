@@ -20,20 +20,11 @@ class TopicCounts:
     """Counts messages by topic. One thread counts; any may read."""
 
     def __init__(self, *, most: int = TOPICS_AT_MOST) -> None:
-        """Begins at zero.
-
-        Args:
-            most: How many topics are counted by themselves.
-        """
         self._most = most
         self._counts: dict[str, int] = {}
 
     def add(self, topics: Sequence[str], numbers: NDArray[np.integer[Any]]) -> None:
-        """Counts a batch.
-
-        Args:
-            numbers: For each message the index of its topic.
-        """
+        """Counts a batch: for each message the number is the index of its topic."""
         if not len(numbers):
             return
         messages = np.bincount(numbers)

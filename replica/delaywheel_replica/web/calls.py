@@ -91,11 +91,7 @@ def is_short(request: web.Request) -> bool:
 
 
 def refuse_longer(request: web.Request, at_most_bytes: int) -> None:
-    """Refuses a body before it is read, if its length is told.
-
-    Raises:
-        PageRefusal: REQUEST_TOO_LARGE.
-    """
+    """Refuses a body before it is read, if its length is told: REQUEST_TOO_LARGE."""
     if (request.content_length or 0) > at_most_bytes:
         raise _too_large(at_most_bytes)
 
@@ -133,11 +129,7 @@ async def short_body_of(request: web.Request) -> bytes:
 
 
 def parse(body: bytes, into: Any) -> None:
-    """Fills a request.
-
-    Raises:
-        PageRefusal: REQUEST_MALFORMED, with the place.
-    """
+    """Fills a request, or refuses it as REQUEST_MALFORMED, with the place."""
     if not body.lstrip().startswith(b"{"):  # of a list it would take nothing
         raise PageRefusal(400, "REQUEST_MALFORMED", "send one JSON object")
     try:

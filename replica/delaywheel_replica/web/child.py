@@ -102,10 +102,7 @@ class PageChild:
 def words(settings: Mapping[str, Any], file: str | None, address: str) -> list[str]:
     """Returns the command line of a node's page.
 
-    Args:
-        settings: The node's.
-        file: Where they are read from; None: nowhere.
-        address: Where its server takes calls.
+    The file is the one that the settings are read from; the server takes calls at the address.
     """
     host, _, port = address.rpartition(":")
     if settings["advertised"] is not None:

@@ -91,11 +91,7 @@ class Guard:
             raise
 
     def refuse_signed_out(self, request: web.Request) -> None:
-        """Judges anew, for what lasts: a request that came by a cookie whose session has ended.
-
-        Raises:
-            PageRefusal: SIGN_IN.
-        """
+        """Judges anew, for what lasts: a cookie whose session has ended is refused as SIGN_IN."""
         session = request.get(_SESSION)
         if session is not None and self._sessions.viewer(session, address_of(request)) is None:
             raise signed_out("this session has ended: sign in again")

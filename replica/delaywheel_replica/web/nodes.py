@@ -41,7 +41,6 @@ class Viewer(NamedTuple):
 
     Attributes:
         token: What their calls carry.
-        address: Where they come from.
         by_link: They know the secret of this start.
     """
 
@@ -51,14 +50,7 @@ class Viewer(NamedTuple):
 
 
 class NodeMethod(NamedTuple):
-    """A call of the nodes' protocol.
-
-    Attributes:
-        path: As gRPC names it.
-        request: What it takes.
-        response: What it answers with.
-        repeatable: A call without an answer may be made again at another node.
-    """
+    """A call of the nodes' protocol; a repeatable one without an answer may go to another node."""
 
     path: str
     request: type[Message]
@@ -108,11 +100,7 @@ class NodeCalls:
         return EVERYTHING if who.unlimited else Rights(map(_granted, who.grants))
 
     async def have_grants(self) -> bool:
-        """Whether the nodes have grants.
-
-        Raises:
-            PageRefusal: No node answers.
-        """
+        """Whether the nodes have grants."""
 
         async def unlimited(channel: grpc.aio.Channel) -> bool:
             who = await _call(channel, WHO_AM_I, pb.WhoAmIRequest(), (), _WHO_WITHIN_S)

@@ -36,7 +36,6 @@ class PageRefusal(Exception):
     """A request that is not done.
 
     Attributes:
-        status: Of HTTP.
         reason: Stable, UPPER_SNAKE_CASE; empty: nobody gave one.
         retry_after_s: When to try again; None: that is not known, or does not help.
     """

@@ -70,11 +70,7 @@ class Sessions:
                 raise
 
     def shown(self, token: str, address: str) -> Viewer:
-        """Returns the viewer who shows this, if nodes agree.
-
-        Raises:
-            PageRefusal: SIGN_IN: it can be no token.
-        """
+        """Returns the viewer who shows this, if nodes agree; SIGN_IN if it can be no token."""
         if not (0 < len(token) <= TOKEN_AT_MOST and _PLAIN.fullmatch(token)):
             raise signed_out("a token has visible ASCII characters alone")
         if hmac.compare_digest(token.encode(), self.secret.encode()):

@@ -11,17 +11,15 @@ from delaywheel.client.exchange.channel import Tls
 
 @dataclass(frozen=True, slots=True)
 class PageSettings:
-    """The settings.
+    """The settings: where to listen (port 0: any free one), and folders of the trace's index.
 
     Attributes:
-        listen: HOST:PORT; port 0: any free one.
         nodes: The nodes' addresses, in the order in which they are asked.
         nodes_tls: The files for TLS to them, without a token; None: plain text.
         hosts: Other names by which browsers reach the page, HOST or HOST:PORT.
         certificate: The files of certificate and key that browsers are shown; None: plain text.
         read_only: Nothing can be changed through the page.
         config: A node's settings, by which Kafka is reached; None: as a node says, in plain text.
-        indexes: Folders of the trace's index.
         insecure: It may be reached from other machines without TLS, or without grants of nodes.
     """
 

@@ -39,12 +39,7 @@ _TYPES: Final = {
 
 
 class PageSite:
-    """The page. For the event loop's thread.
-
-    Attributes:
-        sessions: Who is signed in.
-        nodes: Asks the nodes.
-    """
+    """The page. For the event loop's thread."""
 
     def __init__(self, settings: PageSettings) -> None:
         self.sessions: Final = Sessions()

@@ -19,11 +19,7 @@ def show(lines: Iterable[str]) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Continues only if the operator agrees, or has agreed in advance.
-
-    Raises:
-        CommandFailure: They did not.
-    """
+    """Continues only if the operator agrees, or has agreed in advance."""
     if yes:
         return
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -21,8 +21,7 @@ AnswerT = TypeVar("AnswerT")
 def ask(server: Nodes, call: Callable[[DelayWheelStub], AnswerT]) -> AnswerT:
     """Calls the first of these nodes that can answer; the call may be made more than once.
 
-    Args:
-        call: Makes the call; it sets its own deadline.
+    `call` sets its own deadline.
 
     Raises:
         CommandFailure: No node answered, or one refused.
@@ -41,12 +40,7 @@ def ask_admin(
 ) -> AnswerT:
     """Does the same for operator calls.
 
-    Args:
-        call: Makes the call; it sets its own deadline.
-        changes: Whether the call changes something: a node without an answer may have done it.
-
-    Raises:
-        CommandFailure: No node answered, or one refused.
+    If the call `changes` something, a node without an answer may have done it.
     """
     return _ask(server, lambda channel: call(DelayWheelAdminStub(channel)), changes=changes)
 

@@ -73,13 +73,7 @@ def kafka_access(options: KafkaOptions) -> KafkaAccess:
 
 
 def kafka_failure(error: KafkaError, what: str, reason: str = "KAFKA_REFUSED") -> CommandFailure:
-    """Returns how a command ends to which Kafka objected.
-
-    Args:
-        error: What Kafka, or its client, says.
-        what: What the command was about.
-        reason: Its name, unless Kafka is away.
-    """
+    """Returns how a command about something ends to which Kafka, or its client, objected."""
     if error.code() in AWAY:
         return CommandFailure("KAFKA_UNREACHABLE", f"{what}: {error.str()}", ExitCode.UNAVAILABLE)
     return CommandFailure(reason, f"{what}: {error.str()}")

@@ -47,11 +47,7 @@ _STATES = {
 
 
 def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsResponse:
-    """Returns the seconds that hold frames, and how much.
-
-    Raises:
-        CommandFailure: This is no data folder.
-    """
+    """Returns the seconds that hold frames, and how much."""
     disk = PosixDisk()
     node = node_of(data)
     progress = read_progress(data)
@@ -81,11 +77,7 @@ def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsR
 
 
 def node_of(data: Path) -> str:
-    """Returns the node that the data folder belongs to.
-
-    Raises:
-        CommandFailure: It belongs to no node, or that cannot be read.
-    """
+    """Returns the node that the data folder belongs to."""
     try:
         state = load_node_state(PosixDisk(), data)
     except NodeFileDamaged as error:
@@ -134,9 +126,6 @@ def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.S
     """Returns the messages of one second, wheel by wheel, in the order they were written.
 
     Damaged frames are passed over; `verify` speaks of them.
-
-    Raises:
-        CommandFailure: This is no data folder.
     """
     node_of(data)
     disk = PosixDisk()

@@ -93,12 +93,11 @@ def opened(source: Path) -> Iterator[int]:
 def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
     """Sends all lines of a file or pipe, and reports on each in order.
 
-    Args:
-        source: The descriptor to read from.
-        as_ndjson: Whether standard output gets an object a line, also of what failed.
+    With `as_ndjson` standard output gets an object a line, also of what failed. What was not
+    accepted, standard error says as well.
 
     Raises:
-        CommandFailure: Something was not accepted; standard error says what.
+        CommandFailure: Something was not accepted.
     """
     accepted, codes, is_read = 0, set[ExitCode](), True
     for first, lines in batches(source):

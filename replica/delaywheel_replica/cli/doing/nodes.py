@@ -123,13 +123,8 @@ def _wait_if_asked(server: Nodes, wait_s: float | None, timeout_s: float) -> Exi
 def _wait_until_safe(server: Nodes, node: str, *, up_to_s: float, timeout_s: float) -> list[str]:
     """Returns what it still waits for when the time is up; nothing: it is safe.
 
-    Args:
-        node: The node to be stopped; empty: no particular one, see `unsafe`.
-        up_to_s: How long to wait.
-        timeout_s: How long one look may take.
-
-    Raises:
-        CommandFailure: A node refused to answer. One that does not answer is asked again.
+    No node: no particular one is to be stopped, see `unsafe`. One look takes `timeout_s` at most. A
+    node that refuses to answer ends it; one that does not answer is asked again.
     """
     began_s, said_s = time.monotonic(), -SAY_S
     said, found_nothing = "", 0

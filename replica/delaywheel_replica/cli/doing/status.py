@@ -115,8 +115,8 @@ def _waited_for(wanted: str, server: Nodes, timeout_s: float) -> pb.DescribeClus
     """Asks until the verdict is as wanted, or better.
 
     Raises:
-        CommandFailure: NOT_REACHED within the time, with the last verdict and its exit code; or
-            a node refused to answer.
+        CommandFailure: NOT_REACHED within the time, with the last verdict and its exit code; or a
+            node refused to answer.
     """
     least = ClusterState[wanted.upper()]
     deadline = time.monotonic() + timeout_s

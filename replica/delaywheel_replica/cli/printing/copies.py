@@ -16,12 +16,8 @@ def unsafe(answer: pb.DescribeClusterResponse, node: str = "") -> Iterator[str]:
     """Yields why it is not safe yet to touch a node, one cause a line.
 
     Safe is: each node answers, some node leads, no message is on one node only, every copy is
-    complete, and enough nodes take messages.
-
-    Args:
-        answer: The description of the cluster by all its members.
-        node: The node to be stopped, whose own copies do not count; empty: no particular one, so
-            that all have to be complete.
+    complete, and enough nodes take messages. The copies of the node to be stopped do not count;
+    without one, all have to be complete.
     """
     if not answer.HasField("leader"):
         yield "no node leads"

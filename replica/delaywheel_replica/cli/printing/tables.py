@@ -41,14 +41,7 @@ def print_table(
     title: str | None = None,
     none: str = "none",
 ) -> None:
-    """Prints rows below their column names; numbers are right-aligned.
-
-    Args:
-        columns: Their names.
-        rows: The cells of each row.
-        title: What stands above them.
-        none: What is said instead where there are no rows.
-    """
+    """Prints rows below their column names; numbers are right-aligned. Says `none` without rows."""
     if title is not None:
         print(title)
     cells = [[_cell(value) for value in row] for row in rows]

@@ -30,12 +30,9 @@ class CommandRunner:
         self._running = 0
 
     async def run(self, words: Sequence[str], *, within_s: float, token: str | None = None) -> Any:
-        """Returns the JSON that a command prints.
+        """Returns the JSON that a command prints; ends it if it takes longer than `within_s`.
 
-        Args:
-            words: The command and its arguments.
-            within_s: It is ended if it takes longer.
-            token: What it shows to nodes.
+        It shows the token to nodes.
 
         Raises:
             PageRefusal: It prints none, or there are too many.

@@ -15,11 +15,7 @@ _NOT_AS_IT_IS: Final = {"headers": "header"}
 
 
 def parsed(body: bytes, fields: Fields) -> dict[str, Any]:
-    """Returns a request.
-
-    Raises:
-        PageRefusal: REQUEST_MALFORMED, with the place.
-    """
+    """Returns a request, or refuses it as REQUEST_MALFORMED, with the place."""
     try:
         asked = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:

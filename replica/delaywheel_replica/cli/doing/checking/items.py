@@ -25,14 +25,7 @@ class CheckLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedItem:
-    """One item.
-
-    Attributes:
-        what: What was looked at, such as `broker 1` or `topic orders`.
-        level: How it stands.
-        text: What was found.
-        advice: What to do; empty if there is nothing to do.
-    """
+    """One item, such as `broker 1` or `topic orders`; `advice` is empty if nothing is to do."""
 
     what: str
     level: CheckLevel

@@ -105,11 +105,7 @@ class _Objections:
 
 
 def kafka_items(config: Config, topics: Sequence[str]) -> Iterator[CheckedItem]:
-    """Checks everything that a node needs of Kafka.
-
-    Args:
-        topics: Destination topics to check as well.
-    """
+    """Checks everything that a node needs of Kafka, and destination topics as well."""
     settings = config.kafka_settings
     objections = _Objections()
     client: dict[str, Any] = {**settings.admin("check"), "log_level": 0, "error_cb": objections}

@@ -47,11 +47,7 @@ def machine_items(config: Config) -> Iterator[CheckedItem]:
 
 
 def existing_folder(folder: Path) -> Path:
-    """Returns the folder, or what of its path exists.
-
-    Raises:
-        OSError: It cannot be looked at.
-    """
+    """Returns the folder, or what of its path exists."""
     while True:
         try:
             folder.stat()

@@ -60,11 +60,7 @@ _OPERATIONS: Final = {
 def topic_items(
     admin: AdminClient, config: Config, destinations: Iterable[str], *, brokers: int
 ) -> Iterator[CheckedItem]:
-    """Checks our own topics, ingress topics, and these destination topics.
-
-    Raises:
-        KafkaException: Kafka did not answer.
-    """
+    """Checks our own topics, ingress topics, and these destination topics."""
     settings = config.kafka_settings
     own = {topic.name: topic for topic in own_topics(settings) if topic.is_made}
     rights = {

@@ -78,11 +78,7 @@ def contents(
 
 
 def write(bundle: Path, files: Mapping[str, str]) -> None:
-    """Says what will be in it, and writes it, for its owner alone.
-
-    Raises:
-        CommandFailure: It could not be written; nothing is there.
-    """
+    """Says what will be in it, and writes it, for its owner alone."""
     say(f"\n{bundle}:")
     print_table(("file", "bytes"), [(name, len(text.encode())) for name, text in files.items()])
     try:

@@ -75,11 +75,7 @@ def loop_item(metrics: str) -> CheckedItem | None:
 
 
 def read_metrics(config: Config) -> str:
-    """Returns this node's metrics as it shows them; empty: nowhere.
-
-    Raises:
-        OSError: It does not answer, or something else does.
-    """
+    """Returns this node's metrics as it shows them; empty: nowhere."""
     if config.metrics_listen is None:
         return ""
     host, _, port = config.metrics_listen.rpartition(":")

@@ -28,9 +28,7 @@ _CLOCKS = timedelta(hours=1)
 def certificates(holders: Mapping[str, str], ends: datetime) -> dict[str, str]:
     """Returns the files of certificates that one new authority has signed, by path.
 
-    Args:
-        holders: The host that each certificate names, by its folder.
-        ends: Until when they are valid.
+    `holders` has the host that each certificate names, by its folder.
     """
     authority = _new_key()
     files = {}

@@ -50,9 +50,7 @@ def init(
 ) -> None:
     """Writes a folder for each node, and looks whether Kafka is there.
 
-    Raises:
-        CommandFailure: What was given is no cluster, or something is there already; nothing is
-            written.
+    If what was given is no cluster, or something is there already, nothing is written.
     """
     if dev_certs and systemd:
         raise usage(

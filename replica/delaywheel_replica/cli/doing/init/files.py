@@ -109,13 +109,7 @@ def settings_files(
     """Returns the text of each file by its path.
 
     Nodes that reach each other on loopback are on one machine: they share no port and no folder.
-
-    Args:
-        kafka: Kafka's bootstrap servers.
-        cluster: The cluster's name.
-        hosts: Each node's host.
-        systemd: With a unit for each node.
-        closed: Where all of it will lie, with certificates; None: nodes are open to everybody.
+    With certificates all will lie in `closed`; without it nodes are open to everybody.
     """
     shared = all(is_loopback(f"{host}:7420") for host in hosts.values())
     rows = "\n".join(f"{toml(node)} = {toml(f'{host}:7421')}" for node, host in hosts.items())

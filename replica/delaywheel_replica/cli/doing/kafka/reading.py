@@ -64,7 +64,6 @@ class TopicRecords:
         """Returns the records, as they appear; asks Kafka where they begin before it returns.
 
         Args:
-            from_beginning: Begin with the first record that Kafka has.
             last: Begin with this many of the latest records, by their timestamps.
             until_end: End where the partitions end now.
 
@@ -146,11 +145,7 @@ class TopicRecords:
                     self._consumer.incremental_assign(_assignment(dict.fromkeys(new, 0)))
 
     def _is_record(self, message: Message) -> bool:
-        """Whether it is a record; waits out a Kafka that is away, and says so once.
-
-        Raises:
-            CommandFailure: It is an error that waiting does not end.
-        """
+        """Whether it is a record; waits out a Kafka that is away, and says so once."""
         error = message.error()
         if error is None:
             self._is_away = False

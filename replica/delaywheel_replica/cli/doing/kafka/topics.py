@@ -64,11 +64,7 @@ def _client(where: KafkaOptions) -> AdminClient:
 
 
 def _print_answer(topic: str, error: KafkaError) -> None:
-    """Prints Kafka's answer for one topic; an existing one counts as created.
-
-    Raises:
-        CommandFailure: It was not made.
-    """
+    """Prints Kafka's answer for one topic; an existing one counts as created."""
     if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
         say(f"there already: {topic}")
         return
