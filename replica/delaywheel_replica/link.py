@@ -293,9 +293,7 @@ class Link:
     def receive(self) -> Iterator[LinkMessage]:
         """Returns every waiting message.
 
-        Raises:
-            EOFError: The other end is closed.
-            MalformedError: A message cannot be understood.
+        EOFError: the other end is closed; MalformedError: see `decode`.
         """
         while True:
             try:

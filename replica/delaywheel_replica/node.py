@@ -229,11 +229,7 @@ class Supervisor:
         self._lock_fd = -1
 
     def run(self) -> int:
-        """Starts the node and returns its exit code when it has ended.
-
-        Raises:
-            NodeInUseError: Processes of another supervisor still live on the folder.
-        """
+        """Starts the node; returns its exit code when it has ended. May raise NodeInUseError."""
         self._lock_fd = _locked(self._data / "node.lock")
         self._take_signals()
         try:

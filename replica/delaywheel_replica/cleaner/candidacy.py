@@ -100,9 +100,7 @@ class Candidacy:
 
         Args:
             follower: Follows the control topic; no other thread may use it while a call runs.
-            control_topic: The topic for the marks.
             on_event: Called in the background when `events` has something.
-            runner: Runs the calls; None: threads.
             init_runner: Runs the inits in a term; None: a thread for each id.
         """
         self.producers: ProducersPort | None = None
@@ -147,8 +145,8 @@ class Candidacy:
     def events(self) -> list[Event]:
         """Returns the results of the calls that ended since the previous call.
 
-        What a call raised unexpectedly is raised again. No event would ever follow, and the machine
-        would wait forever: the process has to end.
+        What one raised unexpectedly is raised again: no event would ever follow, so the process has
+        to end.
         """
         found = []
         while not self._events.empty():

@@ -79,11 +79,9 @@ class Tallies:
         commit_ms: int,
         visible_ms: int,
     ) -> None:
-        """Counts one transaction, answered at `visible_ms` of the wall clock.
+        """Counts one transaction, answered after `commit_ms`, at `visible_ms` of the wall clock.
 
-        Args:
-            unfit: Ingress records that became dead letters: reason -> how many.
-            commit_ms: How long the commit took.
+        `unfit` are ingress records that became dead letters: reason -> how many.
         """
         self.commit_times.add(commit_ms * 1_000)
         for rows in forwarded:

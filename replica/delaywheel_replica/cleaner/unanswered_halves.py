@@ -120,12 +120,7 @@ class UnansweredLetters:
             log.info("unanswered halves are not known", cause=cause)
 
     def look(self) -> None:
-        """Counts once.
-
-        Raises:
-            KafkaException: Kafka does not answer, or does not allow it.
-            KafkaAway: It does not answer.
-        """
+        """Counts once; KafkaAway, KafkaException: Kafka does not answer, or does not allow it."""
         if not self._is_leading():
             self._forget()
             return

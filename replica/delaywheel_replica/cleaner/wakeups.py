@@ -25,7 +25,6 @@ class Wakeups:
     """Waits for wake-ups. For the main thread only; `wake` may be called on any thread."""
 
     def __init__(self, link: Link, take: Callable[[LinkMessage], object], clock: Clock) -> None:
-        """Begins without a hand-over to watch."""
         self._link = link
         self._take = take
         self._clock = clock
@@ -50,12 +49,9 @@ class Wakeups:
         self._answers = answers
 
     def wait(self, wait_s: float, pause_s: float) -> None:
-        """Waits until it is time to run, and takes the messages that have come.
+        """Waits until it is time to run, `wait_s` at most, and takes the messages that have come.
 
-        It waits `wait_s` at most; for `pause_s` no transaction may begin.
-
-        Raises:
-            EOFError: The server is gone.
+        For `pause_s` no transaction may begin. EOFError: the server is gone.
         """
         now_s = self._clock.monotonic()
         until_s, paused_until_s = now_s + wait_s, now_s + pause_s

@@ -34,7 +34,6 @@ class CommandFailure(Exception):
     """Raised to end a command; the reason is stable, UPPER_SNAKE_CASE."""
 
     def __init__(self, reason: str, message: str, exit_code: ExitCode = ExitCode.REFUSED) -> None:
-        """Takes the reason, by name and for people."""
         super().__init__(f"{reason}: {message}" if message else reason)
         self.reason = reason
         self.exit_code = exit_code

@@ -146,11 +146,7 @@ class Parser(argparse.ArgumentParser):
         return did_you_mean(unknown.partition("=")[0], flags)
 
     def completed(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the command gets of the arguments read (see `after`).
-
-        Raises:
-            CommandFailure: A file that they name is not in order.
-        """
+        """Returns what the command gets of the arguments read (see `after`)."""
         for change in self._after:
             change(named)
         return named

@@ -24,7 +24,6 @@ class LineLimit:
     """Counts lines by kind. For one thread at a time."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Begins with a minute in which nothing was written."""
         self._monotonic: Final = monotonic
         self._written: Final[dict[str, set[str]]] = {}
         self._left_out: Final = Counter[str]()

@@ -30,7 +30,6 @@ class MemoryKills:
     """Tells for want of memory from other kills, for the supervisor."""
 
     def __init__(self, data: Path) -> None:
-        """Counts from now on."""
         self._file = data / FILE
         self._count = _counted()
 

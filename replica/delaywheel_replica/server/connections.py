@@ -48,11 +48,9 @@ _RECEIVED_AT: Final = 128
 
 
 class _AdmittedConnection(NamedTuple):
-    """A connection whose caller was admitted.
+    """A connection whose caller was admitted, as noted at `noted_s` of the monotonic clock.
 
-    Attributes:
-        expires_s: When its certificate does, Unix seconds.
-        noted_s: When this was noted, by the monotonic clock.
+    `expires_s` is when its certificate does, Unix seconds.
     """
 
     expires_s: float
@@ -105,19 +103,14 @@ class CallerConnections:
         self._is_over.set()
 
     def admitted(self, address: str, expires_s: float) -> None:
-        """Notes that a caller was admitted to a call.
+        """Notes that a caller was admitted to a call by a connection (`ipv4:10.0.0.7:40213`).
 
-        Args:
-            address: Its connection, as gRPC names it (`ipv4:10.0.0.7:40213`).
-            expires_s: When its certificate expires, or has expired, Unix seconds.
+        Its certificate expires, or has expired, at `expires_s`, Unix seconds.
         """
         self._admitted[address] = _AdmittedConnection(expires_s, time.monotonic())
 
     def takes(self, address: str, shown: Callable[[], object]) -> bool:
-        """Notes a call that anybody may make; returns whether it is begun.
-
-        `shown` returns what the connection shows, as gRPC's dictionary.
-        """
+        """Notes a call that anybody may make; returns whether it is begun."""
         if address in self._admitted:
             return True
         plain = _plain(address)
@@ -246,11 +239,7 @@ def _received_bytes(descriptor: int) -> int:
 
 @contextmanager
 def _connection(descriptor: int) -> Iterator[socket.socket | None]:
-    """Yields the socket of a descriptor; None if it is none.
-
-    Raises:
-        OSError: It was closed meanwhile.
-    """
+    """Yields the socket of a descriptor; None if it is none. OSError: it was closed meanwhile."""
     copy = os.dup(descriptor)  # ours stays the same socket, whatever gRPC does with its own
     if not S_ISSOCK(os.fstat(copy).st_mode):
         os.close(copy)

@@ -126,10 +126,7 @@ class GrpcListener:
             self._server.add_registered_method_handlers(name, handlers)
 
     async def start(self, earlier_address: str | None) -> str:
-        """Listens; returns the address.
-
-        With port 0, the one before a restart is tried first: callers know it.
-        """
+        """Listens; returns the address: with port 0 the one before a restart, if it is free."""
         host, _, port = self._config.listen.rpartition(":")
         bound = 0
         if port == "0" and earlier_address is not None:

@@ -161,11 +161,8 @@ class Server:
     def __init__(self, config: Config, link: Link, descriptors: Descriptors) -> None:
         """Prepares everything that the first call needs; blocks.
 
-        Raises:
-            CertificateError: A certificate is not in order.
-            AccessFileError: The file of grants or tokens is not.
-            NodeFolderError: The data folder cannot be used.
-            MetaTooNew: A newer release has written one of its wheels.
+        Raises CertificateError, AccessFileError (grants or tokens), NodeFolderError and MetaTooNew:
+        a newer release has written a wheel.
         """
         self._config = config
         self._certificates = NodeCertificates(config) if config.tls_cert else None

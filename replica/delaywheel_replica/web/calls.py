@@ -103,8 +103,7 @@ def _too_large(at_most_bytes: int) -> PageRefusal:
 async def body_of(request: web.Request) -> bytes:
     """Reads a body.
 
-    Raises:
-        PageRefusal: REQUEST_TOO_LARGE, REQUEST_TOO_SLOW; REQUEST_MALFORMED: too many values.
+    Refuses: REQUEST_TOO_LARGE, REQUEST_TOO_SLOW; REQUEST_MALFORMED: too many values.
     """
     refuse_longer(request, BODY_AT_MOST)
     try:

@@ -75,8 +75,7 @@ class NodeCalls:
     async def ask(self, viewer: Viewer, method: NodeMethod, request: Message) -> NodeAnswer:
         """Makes a call for a viewer.
 
-        Raises:
-            PageRefusal: The viewer does not count there, the node refuses, or none answers.
+        Refuses if the viewer does not count there, the node refuses, or none answers.
         """
         metadata = _metadata(viewer)
 

@@ -63,8 +63,7 @@ class PageSite:
     async def start(self) -> str:
         """Listens; returns the address for browsers, without the secret.
 
-        Raises:
-            OSError: It cannot be listened on, or the certificate's files are not in order.
+        OSError: it cannot be listened on, or the certificate's files are not in order.
         """
         context = self._context()
         await self._runner.setup()

@@ -91,10 +91,9 @@ class TrialResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a trial ended.
+    """How a trial ended, for the messages that the client accepted.
 
     Attributes:
-        answer: For the messages that the client accepted.
         cause: Kafka's error, if it is not PASSED.
         refused: Messages that the client did not accept.
     """
@@ -125,7 +124,6 @@ class Findings:
     tried: set[str] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        """Whether anything was found."""
         return bool(self.refused or self.unavailable or self.batch_bytes)
 
     def add(self, other: Findings) -> None:
@@ -200,8 +198,7 @@ class Bisection:
     ) -> Future[Findings]:
         """Finds which of these messages, or of their topics, make a transaction fail.
 
-        Of the topics in `everywhere` all partitions are tried, whichever of them these messages go
-        to.
+        Of topics in `everywhere` all partitions are tried, not those of these messages alone.
         """
         future: Future[Findings] = Future()
 

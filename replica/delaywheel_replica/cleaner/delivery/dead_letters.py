@@ -126,11 +126,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why nothing can be forwarded now.
-
-    Attributes:
-        topics: Those that are waited for, for a bounded time; none: the wait is not for a topic.
-    """
+    """Why nothing can be forwarded now, and topics that are waited for, for a bounded time."""
 
     why: str
     topics: frozenset[str] = frozenset()
@@ -241,8 +237,7 @@ class DeadLetters:
     def begin_term(self, progress: Progress | None) -> None:
         """Begins a term: what this node learnt in an earlier one may no longer hold.
 
-        The topics that a transaction failed with lately, by the committed progress, are searched
-        first.
+        Topics that a transaction failed with lately, by the committed progress, are searched first.
         """
         now = self._monotonic()
         self._allowance.pass_time(now)
@@ -612,8 +607,8 @@ class DeadLetters:
     ) -> Plan | Hold:
         """Divides messages into those that can be forwarded and those that cannot.
 
-        Those that are `stuck` go where nothing is taken; they can be deferred by the partitions of
-        the ingress topic in `taken_in`.
+        Those that are `stuck` go where nothing is taken; they are deferred by partitions in
+        `taken_in`.
         """
         unsuited = self._find_unsuited(rows, topics, now)
         if isinstance(unsuited, Hold):

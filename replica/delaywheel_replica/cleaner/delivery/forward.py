@@ -89,12 +89,10 @@ _NO_ROOM = TransactionRoom(0)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is forwarded next, and how.
+    """What is forwarded next, and how, with direct messages.
 
     Attributes:
         step: What is taken from the wheels; None: nothing can be forwarded now.
-        plan: How it is forwarded, with direct messages.
-        taken: What the transaction takes from the ingress topics.
         rows: All messages that are sent, or become dead letters.
     """
 
@@ -146,7 +144,6 @@ class Forwarder:
         caps: CapLimits,
         monotonic: Callable[[], float] = monotonic_clock,
     ) -> None:
-        """Begins with the state of the control topic at the election."""
         self.state = state
         self.ids = IdTurns.begun(IDS)
         self.ingress: Ingress | None = None
@@ -238,8 +235,7 @@ class Forwarder:
     def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned:
         """Returns what to do next; if something cannot be forwarded, `held` has the reason.
 
-        Nothing due later than `now_ms` is forwarded; each registered wheel is taken up to its
-        limit.
+        Nothing due later than `now_ms` is forwarded; each wheel is taken up to its limit.
         """
         self.held = None
         if not self._forwarding or self.state.progress is None:
@@ -544,11 +540,7 @@ class Forwarder:
 
 
 class _OwnRecords:
-    """Writes one transaction's records to our own topics, in batches that these accept.
-
-    Otherwise each transaction with many of them would fail: the client does not split a refused
-    batch.
-    """
+    """Writes one transaction's records to our topics, in batches: clients split no refused one."""
 
     def __init__(
         self, producers: ProducersPort, number: int, most_bytes: int, timeout_ms: int

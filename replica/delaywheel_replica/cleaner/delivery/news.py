@@ -31,12 +31,7 @@ class DeadLetterNews:
     """Dead letters that were not reported to the server yet."""
 
     def __init__(self, send: Callable[[DeadLettered], bool], *, cleaner_ms: int) -> None:
-        """Begins with nothing to report.
-
-        Args:
-            send: Sends to the server; False: the link is full.
-            cleaner_ms: When this process started, as its row says.
-        """
+        """Begins with nothing to report; `send` returns False when the link is full."""
         self._send = send
         self._cleaner_ms = cleaner_ms
         self._before = 0

@@ -30,10 +30,7 @@ _UNBOUNDED = 1 << 62
 def find_unsuited(
     rows: DueRows, topics: Mapping[str, Topic], names: KafkaNames, *, compresses: bool, now_ms: int
 ) -> Unsuited:
-    """Returns the rows that would be refused, as far as their topics are known.
-
-    With producers that compress, sizes are not known beforehand.
-    """
+    """Returns the rows that would be refused; without known sizes if the producers compress."""
     found: Unsuited = {}
     _check_partitions(rows, topics, found)
     _check_keys(rows, topics, found)

@@ -165,8 +165,7 @@ class TopicAdmin(Protocol):
     def describe(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         """Returns Kafka's present description of each topic; topics without an answer are absent.
 
-        Raises:
-            KafkaAway: It answers about none.
+        KafkaAway: it answers about none.
         """
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:

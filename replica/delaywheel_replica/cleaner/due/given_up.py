@@ -71,9 +71,8 @@ def look_at(
 ) -> Looked:
     """Examines frames that are to be given up, by the leader's clock.
 
-    Finished frames (below the floor) are not lost: their files are deleted. If their rows could not
-    be read for a while, nodes said that they are missing them: `unreadable_rows`, brought up to
-    date here.
+    Finished ones are not lost: their files are deleted. If their rows could not be read for a
+    while, nodes said that they are missing them: `unreadable_rows`, brought up to date here.
     """
     looking = _Looking(disk, data, now_ms, unreadable_rows, floor)
     kept = {wheel: looking.look(wheel, seqs) for wheel, seqs in frames.items()}
@@ -159,8 +158,7 @@ class _Looking:
     def _search(self, reader: WheelReader, holes: SeqSet) -> tuple[SeqSet, SeqSet]:
         """Returns holes to keep, and those to give up.
 
-        Kept are those whose frames lie in slot files; and all, while a slot file that may hold one
-        cannot be read.
+        Kept are frames in slot files; and all, while a slot file that may hold one cannot be read.
         """
         if not holes:
             return holes, holes

@@ -53,12 +53,7 @@ class DueReader:
         ttl_header: str = TTL_HEADER,
         preload_thread: bool = True,
     ) -> None:
-        """Reads nothing before `start`.
-
-        Args:
-            ttl_header: Messages that may have this header are marked; empty: none is.
-            preload_thread: Whether the next second is loaded on a thread of its own.
-        """
+        """Reads nothing before `start`; messages that may have the header are marked."""
         self._disk = disk
         self._data = data
         self._wheels = WheelNumbers()
@@ -133,8 +128,7 @@ class DueReader:
     def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
         """Returns what the next transaction takes, never beyond `now_ms` (the leader's clock).
 
-        The caps bound its messages, dropped ones included, and its bytes of keys, values and
-        headers.
+        Caps bound its messages, dropped ones included, and its bytes of keys, values and headers.
         """
         draft = Draft(self._progress, self._wheels, cap_messages, cap_bytes, self._withdrawn)
         self._look_again(now_ms)

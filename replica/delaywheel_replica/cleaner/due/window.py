@@ -214,10 +214,7 @@ class Window:
         self._known.note(slots)
 
     def open(self, slot: int) -> Second | None:
-        """Returns the second for a frame of a past or covered slot; None if not yet loaded.
-
-        A past second that is not in memory is loaded for it.
-        """
+        """Returns the second of a past or covered slot; None while it is loaded for that."""
         second = self._seconds.get(slot)
         if second is not None or slot == self._loader.slot or slot in self._blocked:
             return second
@@ -231,10 +228,7 @@ class Window:
         return second
 
     def wanted(self, slot: int) -> Second | None:
-        """Returns the second of a late frame; None if not yet loaded.
-
-        It is loaded for it, also if it is a future one.
-        """
+        """Returns the second of a late frame, also a future one; None while it is loaded for it."""
         second = self.open(slot)
         if second is None and slot > self.covered_to and slot not in self._blocked:
             self._want(slot)

@@ -21,12 +21,9 @@ HeaderPairs = list[tuple[str, bytes | None]]
 
 
 class HalfHeaders(NamedTuple):
-    """The headers of a half.
+    """The headers of a half: those of its message, and which group is asked.
 
-    Attributes:
-        own: Those of its message.
-        group: Who is asked.
-        deliver_at_ms: When its message is due; None: at its commit.
+    `deliver_at_ms` is when its message is due; None: at its commit.
     """
 
     own: HeaderPairs
@@ -69,10 +66,7 @@ def letter_headers(
 
 
 def asked(half: Forwarded, names: KafkaNames) -> Forwarded:
-    """Returns the letter about a half that is due when it is read, and in no wheel.
-
-    Of its commit, which would be a row of a wheel, nothing is known.
-    """
+    """Returns the letter about a half that is due when read: of its commit nothing is known."""
     message = half.message
     headers = letter_headers(
         decode_headers(message.headers),

@@ -45,7 +45,6 @@ class Handing:
     """The hand-over during one term."""
 
     def __init__(self, make: MakeHandover, clock: Clock) -> None:
-        """Begins without a connection."""
         self._make = make
         self._clock = clock
         self._port: HandoverPort | None = None

@@ -293,8 +293,7 @@ class Ingress:
     ) -> None:
         """Takes in topics, records and answers that came since the last call.
 
-        `heartbeats` are the latest of each node; without an objection groups can be asked about
-        halves.
+        Without an objection groups can be asked about halves.
         """
         before, objection = self._around, halves_objection or self.answers_objection
         self._around = _Surroundings(state, heartbeats, node, objection)

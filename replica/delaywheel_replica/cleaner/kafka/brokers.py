@@ -153,10 +153,8 @@ def brokers_of(
     """Returns the brokers that are registered and not fenced, by their ids.
 
     Kafka names them along with any topic. The client's question about brokers alone,
-    `describe_cluster`, ends the process (an assertion of librdkafka) if it has none.
-
-    Args:
-        admin: A client of `KafkaSettings.admin`, which makes no topic by asking about it.
+    `describe_cluster`, ends the process (an assertion of librdkafka) if it has none. `admin` is one
+    of `KafkaSettings.admin`, which makes no topic by asking about it.
 
     Raises:
         KafkaException: Kafka does not answer, or knows of no broker that takes part.
@@ -285,11 +283,7 @@ def ensure_topics(
 
 
 def once_known(ask: Callable[[], _Answer]) -> _Answer:
-    """Repeats a question while a broker does not know a topic: others know what was just made.
-
-    Raises:
-        KafkaException: Kafka does not answer, or knows no such topic.
-    """
+    """Repeats a question while a broker does not know a topic: others know what was just made."""
     deadline = time.monotonic() + CALL_S
     while True:
         try:

@@ -83,11 +83,7 @@ class KafkaClients:
         )
 
     def topic_id(self, name: str) -> str | None:
-        """Returns Kafka's id of a topic; None: it is missing, or this node may not see it.
-
-        Raises:
-            KafkaAway: Kafka does not answer.
-        """
+        """Returns Kafka's id of a topic; None: it is missing, or hidden from this node."""
         return topic_ids(self._admin, [name]).get(name)
 
     def producers(self) -> LeaderProducers:

@@ -88,11 +88,7 @@ class ControlReader:
         return self._hand_out()
 
     def close(self) -> None:
-        """Closes the consumer.
-
-        On another thread: librdkafka joins its own threads at the end, and they may be waiting
-        for a broker.
-        """
+        """Closes the consumer, on another thread: librdkafka's own may be waiting for a broker."""
         threading.Thread(target=self._consumer.close, name="close reader", daemon=True).start()
 
     def _hand_out(self) -> list[StoredRecord]:

@@ -83,8 +83,7 @@ class ControlFollower:
     def poll(self) -> bool:
         """Takes records that have arrived, without waiting; returns whether there were any.
 
-        Does nothing before the first `read_to_end`: there is nothing to follow, and the topic may
-        not exist yet.
+        Does nothing before the first `read_to_end`: the topic may not exist yet.
         """
         if self._reader is None:
             return False

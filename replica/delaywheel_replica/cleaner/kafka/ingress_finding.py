@@ -57,11 +57,7 @@ class IngressTopics:
 def find_ingress(
     admin: AdminClient, wanted: IngressTopics, also: AbstractSet[str] = frozenset()
 ) -> IngressFound:
-    """Finds topics that records can be taken from; those in `also` are not created.
-
-    Raises:
-        KafkaAway: Kafka does not answer.
-    """
+    """Finds topics that records can be taken from; those in `also` are not created."""
     try:
         found, faults = _described(admin, sorted(wanted.names | also))
         missing = sorted(name for name in wanted.names if name not in found | faults)
@@ -84,11 +80,7 @@ def find_ingress(
 
 
 def topic_ids(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
-    """Returns Kafka's ids of these topics, except those missing or not allowed to be described.
-
-    Raises:
-        KafkaAway: Kafka does not answer.
-    """
+    """Returns Kafka's ids of these topics, except those missing or not allowed to be described."""
     try:
         found, _ = _described(admin, names)
     except KafkaException as exception:

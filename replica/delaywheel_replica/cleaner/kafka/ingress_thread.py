@@ -100,11 +100,7 @@ class IngressThread:
             self._changed.notify()
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:  # noqa: ARG002 - the port's
-        """Returns what was read since the last call, without waiting.
-
-        Raises:
-            KafkaAway: Kafka refuses reads, and says why.
-        """
+        """Returns what was read since the last call; KafkaAway: Kafka refuses reads."""
         if self._failure is not None:
             raise self._failure
         with self._changed:

@@ -119,8 +119,7 @@ class IngressReader:
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         """Returns the records of each partition, up to a total number; waits for the first one.
 
-        Raises:
-            ReadsRefused: Kafka says why. Earlier records were returned.
+        ReadsRefused: Kafka says why. Earlier records were returned.
         """
         if self._refused:
             refused, self._refused = self._refused, {}
@@ -151,10 +150,7 @@ class IngressReader:
         return fetched + deleted + self._passed(set(records))
 
     def lags(self) -> dict[IngressPartition, int]:
-        """Returns the number of unread offsets of each partition, as last reported by Kafka.
-
-        Each call looks at some partitions, in turn.
-        """
+        """Returns the unread offsets of some partitions, in turn, as last reported by Kafka."""
         for at in self._lag_rotation.next(self._positions):
             position = self._positions[at]
             with contextlib.suppress(KafkaException):

@@ -578,8 +578,7 @@ class LeaderProducers:
     def destroy(self) -> None:
         """Closes all producers.
 
-        On another thread: the client joins its own threads at the end, and they may be waiting for
-        a broker. `wait_closed` waits for it.
+        On another thread (see `wait_closed`): the client's own may be waiting for a broker.
         """
         with self._guard:
             self._is_destroyed = True
@@ -607,9 +606,9 @@ def _close(producers: list[TransactionalProducer]) -> None:
 
 
 def wait_closed(timeout_s: float) -> bool:
-    """Waits until all producers are closed that are to be: a process must not end before.
+    """Waits until all producers are closed that are to be.
 
-    Otherwise it takes its memory from under the client's threads.
+    A process that ends before takes its memory from under the client's threads.
     """
     deadline_s = time.monotonic() + timeout_s
     with _closing_guard:

@@ -53,7 +53,6 @@ class KafkaTopicAdmin:
     """Asks the brokers: `TopicAdmin` for the cleaner."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        """Connects when first asked."""
         self._admin = KafkaAdmin(settings.admin("topics"), logger=LOGGER)
         # How many partitions of each topic were seen to be led.
         self._served: dict[str, int] = {}

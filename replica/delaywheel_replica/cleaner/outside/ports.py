@@ -120,10 +120,7 @@ class ProducersPort(Protocol):
         """Hands records over in order; stops silently once the transaction is lost."""
 
     def write_own(self, number: int, records: Iterable[Record]) -> None:
-        """Hands over records of ours, without which the transaction must not be committed.
-
-        When the client refuses one, the transaction is aborted.
-        """
+        """Hands over records of ours; a transaction of which one is refused is aborted."""
 
     def flush(self, number: int, timeout_ms: int) -> bool:
         """Waits until the brokers have every record, and take more; False: `commit` says why not.
@@ -220,11 +217,7 @@ class IngressPort(Protocol):
         """Pauses these partitions and resumes all others."""
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        """Returns the records of each partition, up to `most` in total.
-
-        Raises:
-            KafkaAway: Kafka refuses reads, and says why.
-        """
+        """Returns the records of each partition, up to `most`; KafkaAway: Kafka refuses reads."""
 
     def lags(self) -> dict[IngressPartition, int]:
         """Returns the number of unread offsets of each partition, as last reported by Kafka."""
@@ -244,13 +237,10 @@ class IngressKafkaPort(Protocol):
     """The ingress topics of a Kafka cluster."""
 
     def find_ingress(self, also: AbstractSet[str]) -> IngressFound:
-        """Finds the ingress topics, and creates missing ones of the settings.
+        """Finds the ingress topics, and creates missing ones of the settings; KafkaAway: no answer.
 
-        To be called in the background: it may take some seconds. Topics in `also` are no longer in
-        the settings, but still have announced records.
-
-        Raises:
-            KafkaAway: Kafka does not answer.
+        It may take some seconds. Topics in `also` are no longer in the settings, but still have
+        announced records.
         """
 
     def ingress(self, on_news: Callable[[], None]) -> IngressPort:

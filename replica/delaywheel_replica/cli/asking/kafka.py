@@ -37,11 +37,9 @@ class KafkaOptions(TypedDict):
 
 
 class KafkaAccess(NamedTuple):
-    """How to reach Kafka.
+    """How to reach Kafka, by settings of its client, with `bootstrap.servers` among them.
 
-    Attributes:
-        client: Settings of the Kafka client, with `bootstrap.servers` among them.
-        cluster_id: From the settings file or the node; None: neither was asked.
+    `cluster_id` is from the settings file or the node; None: neither was asked.
     """
 
     client: Mapping[str, str]

@@ -98,11 +98,7 @@ class Caller:
 
     @property
     def rights(self) -> Rights:
-        """What they may do now.
-
-        Raises:
-            RequestRefusedError: TOKEN_UNKNOWN: the token is no longer known; CERTIFICATE_EXPIRED.
-        """
+        """Returns what they may do now; refuses TOKEN_UNKNOWN, CERTIFICATE_EXPIRED."""
         if time.time() >= self.expires_s:
             raise RequestRefusedError(Reason.CERTIFICATE_EXPIRED)
         return self._rights()
@@ -120,11 +116,7 @@ class Caller:
         return () if self._purse is None else self._purse.quotas().of_topics
 
     def spend(self, messages: int, length_bytes: int, *, questions: int = 0) -> None:
-        """Counts a request against their quota.
-
-        Raises:
-            RequestRefusedError: QUOTA_EXCEEDED.
-        """
+        """Counts a request against their quota; refuses QUOTA_EXCEEDED."""
         quota = self.quota
         if quota is not None:
             assert self._purse is not None
@@ -158,8 +150,7 @@ A_NODE: Final = Caller(None, "node", _everything)
 class CallOrigin(NamedTuple):
     """Where a call comes from: what it takes of the node is counted by this.
 
-    Attributes:
-        principal: Empty: nobody asked for a name, or a node makes the call.
+    `principal` is empty if nobody asked for a name, or a node makes the call.
     """
 
     address: str
@@ -263,8 +254,7 @@ class Access:
     def admit(self, call: str, shown: Shown) -> Caller:
         """Returns who makes a call, if they may make it at all.
 
-        Raises:
-            RequestRefusedError: FORBIDDEN, TOKEN_UNKNOWN, NODE_UNPROVEN, CERTIFICATE_EXPIRED.
+        Refuses: FORBIDDEN, TOKEN_UNKNOWN, NODE_UNPROVEN, CERTIFICATE_EXPIRED.
         """
         need = NEEDS[call]
         is_named = self._grants is not None or self._asks_for_certificates

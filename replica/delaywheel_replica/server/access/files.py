@@ -36,11 +36,7 @@ class WatchedFile(Generic[_Content]):
     """What a file says now. For any thread."""
 
     def __init__(self, name: str, path: Path, parse: Callable[[bytes], _Content]) -> None:
-        """Reads the file that the setting `name` names; `parse` raises ValueErrors for people.
-
-        Raises:
-            AccessFileError: It is not in order.
-        """
+        """Reads a setting's file; raises AccessFileError if `parse` raises ValueError."""
         self._name, self._path, self._parse = name, path, parse
         self._files: Final = WatchedFiles([path])
         self._taken = self._read()

@@ -54,8 +54,7 @@ class Quota(NamedTuple):
 class TopicQuota(NamedTuple):
     """What may be pending in a topic of what a node accepted; None: any number.
 
-    Attributes:
-        pending_bytes: Keys, values and headers of the messages.
+    Bytes are those of keys, values and headers.
     """
 
     pending_messages: int | None = None

@@ -53,11 +53,7 @@ class Searchable(NamedTuple):
 
 
 def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Searchable:
-    """Returns where a search with a filter finds something that may be treated by this right.
-
-    Raises:
-        RequestRefusedError: FORBIDDEN: nothing can be found.
-    """
+    """Returns where a search with a filter finds something for this right; refuses FORBIDDEN."""
     rights = caller.rights
     by_content = asked.HasField("key") or asked.HasField("header")
     needed = [right, Right.READ] if by_content else [right]

@@ -54,10 +54,7 @@ class Rate:
 
 
 class Spending:
-    """What principals with a quota have taken. For the event loop's thread; the counts for any.
-
-    `refused` are messages and questions.
-    """
+    """What principals with a quota have taken. For the event loop's thread; the counts for any."""
 
     def __init__(self) -> None:
         self._rates: dict[str, tuple[Rate, ...]] = {}
@@ -164,10 +161,7 @@ def topic_rooms(
     pending: PendingTopics,
     done_slot: Callable[[], int],
 ) -> Callable[[str], TopicRoom | None] | None:
-    """Returns how to find a topic's room now; None: no topic has a quota. For any thread.
-
-    `done_slot` returns the second before which all is done.
-    """
+    """Returns how to find a topic's room now, on any thread; None: no topic has a quota."""
     quota_now = quota_of()
     if quota_now is None:
         return None

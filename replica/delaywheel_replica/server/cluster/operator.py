@@ -122,9 +122,8 @@ class Operator:
     ) -> pb.ReplaceNodeResponse:
         """Registers the data folder that is heard, or the one that is named, for a node.
 
-        Raises:
-            RequestRefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE,
-                STORAGE_ROLLED_BACK, NO_LEADER, NODE_CHANGE_UNKNOWN.
+        Refuses: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, STORAGE_ROLLED_BACK, NO_LEADER,
+        NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
             lambda node: node.admin.ReplaceNode, request, context, Reason.NODE_CHANGE_UNKNOWN
@@ -141,9 +140,7 @@ class Operator:
     ) -> pb.RemoveNodeResponse:
         """Removes a node for good.
 
-        Raises:
-            RequestRefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER,
-                NODE_CHANGE_UNKNOWN.
+        Refuses: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
             lambda node: node.admin.RemoveNode, request, context, Reason.NODE_CHANGE_UNKNOWN
@@ -158,9 +155,7 @@ class Operator:
     async def SetBack(self, request: pb.SetBackRequest, context: CallContext) -> pb.SetBackResponse:
         """Sets w back to the leader's clock; the operator knows how often it was set back before.
 
-        Raises:
-            RequestRefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER,
-                SET_BACK_UNKNOWN.
+        Refuses: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER, SET_BACK_UNKNOWN.
         """
         there = await self._elsewhere(
             lambda node: node.admin.SetBack, request, context, Reason.SET_BACK_UNKNOWN
@@ -325,7 +320,7 @@ class Operator:
     ) -> None:
         """Repeats a request to the cleaner until it is fulfilled.
 
-        It is refused as `unknown` if that takes too long, and as `is_committed` refuses it.
+        Refuses: `unknown`, if it takes too long; and what `is_committed` refuses.
         """
         try:
             async with asyncio.timeout(self._wait_s):

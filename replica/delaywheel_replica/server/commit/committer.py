@@ -96,7 +96,6 @@ class Request:
     """Messages, or rows that name some, that a caller waits for.
 
     Attributes:
-        on_answer: Called once.
         wheel: The only wheel that it may be written to; None: whichever is open.
         released_bytes: The length of the halves that it releases.
     """
@@ -182,10 +181,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """The part of a group that has index rows.
+    """The part of a group that has index rows: of the messages that were not refused before.
 
     Attributes:
-        columns: The messages that were not refused before.
         group: The frames that count, with rows of ``columns``.
         broken: Why the wheel accepts nothing more.
     """

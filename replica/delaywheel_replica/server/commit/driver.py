@@ -196,11 +196,7 @@ class Driver:
             self._outside.do_jobs(may_wait=False)
 
     def received(self, sender: str, message: PeerMessage) -> None:
-        """Handles a message of another node. One about frames may wait for the disk here.
-
-        Raises:
-            MalformedError: The message is impossible; nothing was done.
-        """
+        """Handles a message of another node; may wait for the disk. MalformedError: did nothing."""
         check(sender, message)
         may_wait = isinstance(message, ABOUT_FRAMES)
         self._step(
@@ -333,8 +329,7 @@ class Driver:
     def do_next(self, effects: deque[Effect]) -> None:
         """Carries out the first of these effects; if it fails, the others are dropped.
 
-        Many short ones take long too: a group that has waited for a time slice goes before the
-        next.
+        Many short ones take long too: a group that has waited a time slice goes before the next.
         """
         if self._committer.waits_ms(self._outside.now_ms()) >= TIME_SLICE_MS:
             self._write_group()

@@ -19,7 +19,6 @@ class NearCancels:
     """Noted by one thread; read by any."""
 
     def __init__(self, now_ms: int) -> None:
-        """Begins, by the wall clock."""
         self._known_from = now_ms // 1000 + AHEAD_S
         self._seconds: frozenset[int] = frozenset()
 

@@ -58,7 +58,6 @@ class StoreThread:
     """
 
     def __init__(self) -> None:
-        """Does nothing before ``start``."""
         self._jobs: deque[Job] = deque()
         self.put = self._jobs.append
         self._driver: Driver | None = None
@@ -93,8 +92,7 @@ class StoreThread:
     def do_jobs(self, *, may_wait: bool) -> None:
         """Has the queued jobs carried out: here, if the calling thread may wait for the disk.
 
-        It does the present ones alone, because it has a peer to read from; the thread does the
-        rest.
+        Then it does the present ones alone, because it has a peer to read from.
         """
         if self._driver is None or self._worker == threading.get_ident():
             return  # it begins with them, or continues with them

@@ -55,8 +55,7 @@ class Gap:
 
     Attributes:
         messages: The messages in it, as far as known.
-        node: The node that decided it.
-        recorded_at_ms: When, by that node's wall clock.
+        node: The node that decided it, at `recorded_at_ms` by its wall clock.
     """
 
     wheel: WheelId
@@ -101,8 +100,7 @@ class Notes:
     def __init__(self, disk: Disk, data: Path) -> None:
         """Reads the file; one that cannot be read or parsed counts as absent.
 
-        Of a shared place, the names say it again; elsewhere a gap that was not in place is a hole
-        there.
+        Names in a shared place say it again; elsewhere a gap that was not in place is a hole there.
         """
         self._disk = disk
         self._path = data / "ledger" / "books.json"

@@ -79,8 +79,7 @@ class LedgerStorage:
     def __init__(self, uri: str, *, node: str, staging: Path) -> None:
         """Finds the file system of a folder, or of a pyarrow URI; creates nothing yet.
 
-        `staging` is a local file, for what goes to an object store. Temporary files are named after
-        the node.
+        `staging` is a local file, for what goes to an object store.
         """
         if "://" in uri:
             self._fs, self._folder = fs.FileSystem.from_uri(uri)
@@ -164,8 +163,8 @@ class LedgerStorage:
     ) -> None:
         """Puts a finished file in place: completely or not at all, and durably.
 
-        Its rows were accepted in the hour of `accepted_at_ms`. Without the earliest and the latest
-        due it is empty.
+        Its rows are of the hour of `accepted_at_ms`. Without the earliest and the latest due it is
+        empty.
         """
         dues = "" if dues_ms is None else f"-{dues_ms[0] // 1000:010}-{dues_ms[1] // 1000:010}"
         name = f"{wheel}-{first_seq:019}-{last_seq:019}{dues}.parquet"

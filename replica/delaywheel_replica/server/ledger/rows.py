@@ -73,7 +73,6 @@ class Block:
     topic_numbers: NDArray[Any]
 
     def __len__(self) -> int:
-        """The number of messages."""
         return len(self.due_ms)
 
     @property

@@ -29,20 +29,13 @@ NAMING_KINDS: Final = (Kind.CANCELS, Kind.COMMITS, Kind.RELEASES)
 
 
 def is_half(columns: Columns, row: int) -> bool:
-    """Whether a message is a half message, as its headers say.
-
-    Few are, and lists and searches ask of each message: most are told by bytes alone.
-    """
+    """Whether a message is a half message, by its headers: bytes alone tell most that are none."""
     may_be = _HALF in columns.encoded_headers(row)
     return may_be and any(name == HALF_GROUP for name, _ in columns.headers(row))
 
 
 class Examined(NamedTuple):
-    """Frames that were examined together, and the position after all their messages.
-
-    Attributes:
-        frames: Those with wanted rows, each with these rows.
-    """
+    """Frames with wanted rows, each with these; all that was examined lies before `end`."""
 
     end: Position
     length_bytes: int
@@ -54,8 +47,7 @@ class ScannedBatch:
     """Some messages of a second, and the position after all that were examined.
 
     Attributes:
-        frames: In the order of positions, each with its wanted rows; those without any are left
-            out.
+        frames: In the order of positions, each with its wanted rows, of which it has some.
         naming: By kind and by the key of the message that they name: where such rows lie.
     """
 
@@ -93,9 +85,8 @@ def in_batches(
 ) -> Iterator[ScannedBatch]:
     """Yields the messages of a second in batches.
 
-    `examined` are its frames with messages, in the order of positions; `naming` reads its frames of
-    a kind that names messages. The first batch has at least `first_rows`, unless `is_enough` ends
-    it.
+    `naming` reads its frames of a kind that names messages. The first batch has `first_rows` at
+    least, unless `is_enough` ends it.
     """
     batch, rows_at_most, count, length_bytes = ScannedBatch(), first_rows, 0, 0
     for part in examined:

@@ -95,8 +95,7 @@ class Wanted:
 def wanted_of(asked: pb.Filter) -> Wanted:
     """Parses a filter, and bounds the length of what it names: nothing may look at it before.
 
-    Raises:
-        RequestRefusedError: TOPIC_INVALID, ID_INVALID, DUE_INVALID, HEADER_INVALID.
+    Refuses: TOPIC_INVALID, ID_INVALID, DUE_INVALID, HEADER_INVALID.
     """
     if asked.HasField("topic") and not is_topic_name(asked.topic):
         raise RequestRefusedError(Reason.TOPIC_INVALID, quoted(asked.topic))

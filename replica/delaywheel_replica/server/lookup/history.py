@@ -67,11 +67,7 @@ class ProgressHistory:
         copies: Collection[Position],
         cancels: Collection[Position],
     ) -> bool | None:
-        """Whether a cancel of a message counts, or counted when it was taken.
-
-        None: the message is done by the committed progress, and what counted then is not known
-        here.
-        """
+        """Whether a cancel counts, or counted when the message was taken; None: unknown here."""
         if not cancels or progress is None:
             return False
         if any(progress.covers(due_ms, copy) for copy in copies):
@@ -85,10 +81,9 @@ class ProgressHistory:
         naming: Collection[Position],
         releases: Collection[Position] = (),
     ) -> bool | None:
-        """Whether some rows counted when their message was taken; None if that is not known here.
+        """Whether rows that name a message counted when it was taken; None: that is not known here.
 
-        `naming` is where all these rows lie, its cancels for instance; one of its copies is enough.
-        The `releases` are those of a half.
+        Of its copies one is enough. The `releases` are those of a half.
         """
         copies, seen = list(copies), self._seen
 

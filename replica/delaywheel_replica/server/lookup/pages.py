@@ -49,11 +49,7 @@ _OPEN_FOR_S: Final = 30.0
 
 
 def position_of(token: str) -> Position | None:
-    """Returns the last message of the page before; an empty token has none.
-
-    Raises:
-        RequestRefusedError: PAGE_TOKEN_INVALID.
-    """
+    """Returns the last message of the page before, if any; refuses PAGE_TOKEN_INVALID."""
     if not token:
         return None
     if _POSITION.fullmatch(token):
@@ -91,11 +87,7 @@ class SlotPages:
         limits: Mapping[WheelId, int],
         progress: Progress | None,
     ) -> pb.GetSlotResponse:
-        """Returns one page, of the wheels up to their limits.
-
-        Raises:
-            RequestRefusedError: PAGE_TOKEN_INVALID.
-        """
+        """Returns one page, of the wheels up to their limits; refuses PAGE_TOKEN_INVALID."""
         after = position_of(request.page_token)
         page_size = min(request.page_size or PAGE_DEFAULT, PAGE_AT_MOST)
         reading = self._reading(request, after, limits, page_size)

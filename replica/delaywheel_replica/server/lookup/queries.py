@@ -290,9 +290,8 @@ class Queries:
     async def get_message(self, reference: Reference, sharer: Hashable = "") -> MessageAnswer:
         """Returns one message with its content.
 
-        Raises:
-            RequestRefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be
-                read; HANDLE_AMBIGUOUS.
+        Refuses: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be read;
+        HANDLE_AMBIGUOUS.
         """
         ((found, frame),) = await self._find([reference], sharer, with_frames=True)
         if isinstance(found, RequestRefusedError):
@@ -361,7 +360,8 @@ class Queries:
     def _was_delivered(self, found: Found) -> bool:
         """Whether a message that is done was delivered, as far as a loss would be known.
 
-        Another copy of a retry may have been the dead letter, long ago: the fate of each is needed.
+        Of a retry the fate of each copy is needed: another one may have been the dead letter, long
+        ago.
         """
         status, (due_ms,) = self._view.cleaner.status, found.dues_ms
         if status is None or not found.complete:
@@ -420,11 +420,7 @@ class Queries:
     async def get_slot(
         self, request: pb.GetSlotRequest, sharer: Hashable = ""
     ) -> pb.GetSlotResponse:
-        """Returns one page of a second's messages, to a sharer.
-
-        Raises:
-            RequestRefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
-        """
+        """Returns one page of a second's messages; refuses SLOT_INVALID, PAGE_TOKEN_INVALID."""
         if not 0 < request.slot < SLOT_BEYOND:
             raise RequestRefusedError(Reason.SLOT_INVALID)
         status, progress = self._view.status(), self._view.cleaner.progress

@@ -48,9 +48,7 @@ class Reference(NamedTuple):
 def reference_of(message: pb.MessageRef) -> Reference:
     """Parses a reference.
 
-    Raises:
-        RequestRefusedError: HANDLE_INVALID, HANDLE_AMBIGUOUS, ID_INVALID, DUE_INVALID,
-            TOPIC_INVALID.
+    Refuses: HANDLE_INVALID, HANDLE_AMBIGUOUS, and as `named_by`.
     """
     if text := message.handle:  # nearly all are of this kind
         return _of_handle(text)
@@ -68,8 +66,7 @@ def reference_of(message: pb.MessageRef) -> Reference:
 def named_by(named: pb.IdAndDue | pb.HalfRef) -> Reference:
     """Returns the reference to a message that is named in full.
 
-    Raises:
-        RequestRefusedError: ID_INVALID, DUE_INVALID, TOPIC_INVALID.
+    Refuses: ID_INVALID, DUE_INVALID, TOPIC_INVALID.
     """
     if len(named.id) != ID_LENGTH_BYTES:
         raise RequestRefusedError(Reason.ID_INVALID, f"An id of {counted(len(named.id), 'byte')}")

@@ -57,8 +57,7 @@ class Found:
         complete: The same, and the node holds everything acknowledged.
         rescheduled_to: The message has this due by now, according to its mark.
         looked: Up to which seq of each wheel there are no other cancels; empty if unknown.
-        commits: Where its commits lie; only a half has any.
-        releases: Where its releases lie; likewise.
+        commits: Where they lie; only a half has any, and `releases`.
     """
 
     dues_ms: tuple[int, ...] = ()
@@ -207,11 +206,7 @@ class Scanner:
         *,
         on_damaged: Callable[[WheelId, int, int], None] | None = None,
     ) -> None:
-        """Begins with nothing open.
-
-        Calls `on_damaged` with wheel, seq and slot of each frame that could not be read: below the
-        floor that is normal.
-        """
+        """Begins with nothing open; below the floor it is normal that `on_damaged` is called."""
         self._disk = disk
         self._data = data
         self._on_damaged = on_damaged
@@ -232,11 +227,7 @@ class Scanner:
         If a reference names no due, any due within its second fits; if the message was rescheduled
         within that second, the due that it has by now. If the id was sent with several dues of one
         second, the wheel of the reference decides; another attempt of the message may lie
-        elsewhere.
-
-        Args:
-            lost: Frames that no node can read any more; those whose second is unknown are taken to
-                be of another one.
+        elsewhere. Lost frames whose second is unknown are taken to be of another one.
         """
         self._follow(limits, lost)
         looked, names = _Looked(), [*map(_sought, references)]

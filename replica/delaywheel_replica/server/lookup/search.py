@@ -168,11 +168,7 @@ class Search:
     async def search(
         self, request: pb.SearchRequest, wanted: Wanted, sharer: Hashable = ""
     ) -> pb.SearchResponse:
-        """Returns a page of pending messages, to a sharer.
-
-        Raises:
-            RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
-        """
+        """Returns a page of pending messages, to a sharer; refuses as `page`."""
         asked = Asked(wanted, request.page_token, request.page_size, request.with_content)
         page = await self.page(asked, sharer)
         node = self._view.status().heartbeat.node
@@ -183,8 +179,7 @@ class Search:
     async def page(self, asked: Asked, sharer: Hashable = "") -> Page:
         """Returns a page of pending messages, with their places, to a sharer.
 
-        Raises:
-            RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
+        Refuses: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
         """
         begin = _page_start(asked.token)
         status, cleaner = self._view.status(), self._view.cleaner.status
@@ -201,11 +196,7 @@ class Search:
         return page
 
     async def on_thread(self, work: Callable[[], _Made], sharer: Hashable = "") -> _Made:
-        """Runs a function on the thread, when it is the sharer's turn.
-
-        Raises:
-            RequestRefusedError: SEARCHES_BUSY.
-        """
+        """Runs a function on the thread, when it is the sharer's turn; refuses SEARCHES_BUSY."""
         with self._room.place(sharer) as has_place:
             if not has_place:
                 raise RequestRefusedError(Reason.SEARCHES_BUSY)
@@ -282,8 +273,7 @@ class Walk:
     def _slots(self, first: int, end: int, held: NodeHoldings) -> NDArray[np.int64]:
         """Returns the seconds in [first, end) that may hold pending messages, ascending.
 
-        What is due by w is pending only in frames beyond V; while w lies in the future, these may
-        be many.
+        What is due by w is pending only in frames beyond V: many, while w lies in the future.
         """
         progress = held.progress
         done = done_slot(progress, held.now_ms)

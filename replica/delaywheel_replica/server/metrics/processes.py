@@ -18,13 +18,7 @@ _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process.
-
-    Attributes:
-        cpu_s: Seconds of CPU that it has used.
-        open_fds: Descriptors in use: files and sockets.
-        max_fds: How many it may have; None: no limit.
-    """
+    """One process; its descriptors are files and sockets. None: no limit."""
 
     cpu_s: float
     resident_bytes: int

@@ -280,9 +280,8 @@ class CallsToNodes:
     ) -> _Answer:
         """Calls the leader's node, as `call` does by `OtherNode.ask`.
 
-        Raises:
-            RequestRefusedError: With the reason and text given there; `unknown` without: the call
-                may have arrived or not.
+        Refuses with the reason and text given there; as `unknown` without: the call may have
+        arrived.
         """
         try:
             return await call(self._node(address))

@@ -148,7 +148,6 @@ class DiskWatch:
     def __init__(
         self, room: FreeSpace, now_ms: Callable[[], int], report: Callable[[DiskState], None]
     ) -> None:
-        """Begins with a disk that has room."""
         self._room = room
         self._now_ms = now_ms
         self._report = report

@@ -82,10 +82,7 @@ class PendingTopics:
                 self._bytes.add(rows, is_near, slots, buckets, amounts)
 
     def read(self, done_slot: int, *, most: int | None = None) -> dict[str, int]:
-        """Returns the counts of pending messages by topic, `most` of them by themselves.
-
-        Everything before `done_slot` is done; it never decreases here.
-        """
+        """Returns pending messages by topic, `most` of them; all before `done_slot` is done."""
         with self._lock:
             self._advance(done_slot)
             told: dict[str, int] = {}
@@ -95,10 +92,7 @@ class PendingTopics:
             return told
 
     def of(self, topic: str, done_slot: int) -> tuple[int, int]:
-        """Returns how many messages are pending in a topic, and their bytes, if they are counted.
-
-        A topic without a row has those of all topics without one.
-        """
+        """Returns how many messages, and bytes, are pending in a topic, or in all without a row."""
         with self._lock:
             self._advance(done_slot)
             row = self._rows.get(topic, self._most)

@@ -89,13 +89,9 @@ class Copies:
 
         Where its last rows are lost, slot files say where it ends. Those that the medium does not
         return for now are waited for, up to a minute: what lies in them would seem never to have
-        been written, and the leader of a lone node would give it up. If its own identity is
-        damaged, the `registered` one serves. What an earlier process left, the dial has to count
-        (`counts`).
-
-        Raises:
-            OSError: The medium reported an error; try again.
-            MetaDamaged: Its identity is lost, and not known otherwise.
+        been written, and the leader of a lone node would give it up. If its own identity is damaged
+        the `registered` one serves; without that: MetaDamaged. What an earlier process left, the
+        dial has to count (`counts`). After an OSError of the medium, try again.
         """
         if registered is not None:
             yield from self._identifying(registered)

@@ -39,13 +39,10 @@ class FoundFrames(NamedTuple):
 class FramesToSend:
     """Reads frames of one store's wheels to be sent. For the store's thread.
 
-    Attributes:
-        own: Reads the open wheel; None while there is none.
-        recent: The newest frames of the open wheel.
+    `own` reads the open wheel, if there is one; `recent` are its newest frames.
     """
 
     def __init__(self, copies: Copies, missing: MissingOfCopies, recent_bytes: int) -> None:
-        """Begins without an open wheel; `copies` are all others."""
         self._copies = copies
         self._missing = missing
         self._unreadable_rows = UnreadableRows()
@@ -219,10 +216,7 @@ class Recent:
             self._forget_oldest()
 
     def forget_damaged(self, wheel: WheelId, first_seq: int, last_seq: int) -> int:
-        """Forgets frames that were damaged here, in memory, and all before them.
-
-        Returns the last seq of those that were damaged; 0: none of these frames is.
-        """
+        """Forgets frames that were damaged in memory, and all before; returns the last, or 0."""
         damaged_seq = 0
         for bundle in self._bundles:
             is_asked = bundle.last_seq >= first_seq and bundle.first_seq <= last_seq

@@ -98,7 +98,6 @@ class Store:
     """
 
     def __init__(self, disk: Disk, folder: NodeFolder, limits: StoreLimits) -> None:
-        """Takes over a locked folder."""
         self._disk = disk
         self._data = folder.data
         self._folder = folder
@@ -211,11 +210,8 @@ class Store:
     ) -> Steps[HeldWheel]:
         """Recovers a left wheel, in steps; returns what it holds.
 
-        `record` serves if its own identity cannot be read.
-
-        Raises:
-            OSError: The medium reported an error; try again.
-            MetaDamaged: Its identity is lost, and the wheel is not known to be registered.
+        `record` serves if its own identity cannot be read; without that: MetaDamaged. After an
+        OSError of the medium, try again.
         """
         meta = None if record is None else self._registered(wheel, record)
         counts = wheel not in self._counted
@@ -230,8 +226,7 @@ class Store:
     def reading_again(self, wheel: WheelId, seqs: SeqSet) -> Steps[SeqSet]:
         """Looks again at missing frames of a copy, in steps; returns those that are not missing.
 
-        Raises:
-            OSError: The medium reported an error that concerns no frame.
+        An OSError of the medium concerns none of the frames.
         """
         return (yield from self._copy(wheel).reading_again(seqs))
 
@@ -283,12 +278,9 @@ class Store:
     def append(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> WrittenGroup:
         """Writes one group into the open wheel.
 
-        Raises:
-            SlotFull: Nothing was written.
-            SlotFinished: Nothing was written.
-            NotEncodable: Nothing was written.
-            WheelBroken: The medium reported an error; some frames may count, see `last_seq`. If
-                groups are synced, none of this one is known to: what it wrote is not on the medium.
+        After SlotFull, SlotFinished or NotEncodable nothing was written. WheelBroken: the medium
+        reported an error; some frames may count, see `last_seq`. If groups are synced, none of this
+        one is known to: what it wrote is not on the medium.
         """
         if self._open is None:
             raise ValueError("no wheel is open")
@@ -435,12 +427,8 @@ class Store:
         """Records how much is on the medium. For any one thread.
 
         Unless groups are synced, it first syncs what was written. Calls `on_damaged` with frames of
-        copies that turn out to be damaged.
-
-        Raises:
-            WheelBroken: The medium reported an error for the open wheel.
-            OSError: The medium reported an error for a copy, or only for a record about a wheel;
-                the next call tries again.
+        copies that turn out to be damaged. WheelBroken: the medium reported an error for the open
+        wheel; OSError: for a copy, or only for a record about a wheel: the next call tries again.
         """
         syncs = not self._limits.sync_groups
         refreshes = self.room.state is DiskState.ROOM

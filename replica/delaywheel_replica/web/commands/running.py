@@ -32,10 +32,7 @@ class CommandRunner:
     async def run(self, words: Sequence[str], *, within_s: float, token: str | None = None) -> Any:
         """Returns the JSON that a command prints; ends it if it takes longer than `within_s`.
 
-        It shows the token to nodes.
-
-        Raises:
-            PageRefusal: It prints none, or there are too many.
+        It shows the token to nodes. Refuses if it prints none, or if there are too many.
         """
         if self._running >= AT_ONCE:
             raise PageRefusal(

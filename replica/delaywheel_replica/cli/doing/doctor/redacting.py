@@ -124,7 +124,6 @@ class Redactor:
     """Hides secrets in texts."""
 
     def __init__(self, config: Config) -> None:
-        """Looks which there are."""
         forms = {form for secret in _known(config) for form in _forms(secret)}
         whole = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
         self._known = re.compile(whole) if whole else None

@@ -159,11 +159,7 @@ def _counts(answer: ManyCancelled) -> dict[str, int]:
 
 
 def _handles(first: int, lines: Sequence[bytes]) -> dict[int, Handle]:
-    """Returns the handle of each line that is not blank, by its place.
-
-    Raises:
-        CommandFailure: A line is not one of an export; nothing of the batch was done.
-    """
+    """Returns the handle of each line that is not blank, by its place; refuses other lines."""
     handles = {}
     for place, line in enumerate(lines):
         if line.strip():
