@@ -319,8 +319,7 @@ class AsyncClient:
     async def flush(self, timeout: float | None = None) -> None:
         """Waits until everything that `produce_async` has taken so far has its result.
 
-        Raises:
-            TimedOutError: A message has no result yet; it is still under way.
+        Raises TimedOutError if a message has none yet; it is still under way.
         """
         self._fork_guard.check()
         if not await self._sender.flush(self._deadline_s(timeout)):

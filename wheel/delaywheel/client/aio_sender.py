@@ -35,12 +35,7 @@ class AioSender:
         self._closed = False
 
     async def put(self, message: Message, deadline_s: float) -> PendingResult:
-        """Queues a message; waits while there is no room.
-
-        Raises:
-            TimedOutError: There was no room before the deadline; the message was not queued.
-            ClientClosedError: The client is closed.
-        """
+        """Queues a message, once there is room; if that raises TimedOutError, it is not queued."""
         if not self._has_room(message) and not await self._until(
             lambda: self._has_room(message), deadline_s
         ):

@@ -65,10 +65,9 @@ class Calls:
         *,
         describing: bool = False,
     ) -> str:
-        """Makes attempts until the exchange is done or its deadline has passed.
+        """Makes attempts until the exchange is done, or its deadline has passed.
 
-        Returns:
-            The address of the last attempt; empty if there was none.
+        Returns the address of the last attempt; empty if there was none.
         """
         route = Attempts(self._endpoints, self._settings, deadline_s)
         address = ""

@@ -31,10 +31,6 @@ class Facts:
     """The last answer of DescribeCluster, or assumptions until there is one.
 
     Attributes:
-        levels: Name to delay in milliseconds.
-        max_messages: In one request.
-        max_bytes: In one request.
-        known: The service reported them.
         asked_s: When it was last asked (monotonic).
     """
 

@@ -46,11 +46,7 @@ class ForkGuard:
         return self._forks == forks()
 
     def check(self) -> None:
-        """Does nothing in that process.
-
-        Raises:
-            ClientClosedError: This is a child of it.
-        """
+        """Raises ClientClosedError in a child of that process."""
         if not self.is_same_process():
             raise ClientClosedError(
                 "the client was made before this process was forked: make one after that"
@@ -68,10 +64,7 @@ def register_reports(reports: ClientReports) -> None:
 
 
 def close_in_background(sender: Sender, stop: Callable[[], None]) -> None:
-    """Closes the sender of a dropped client, and with `stop` its connections.
-
-    A collector may call it, so it waits for nothing.
-    """
+    """Closes a dropped client's sender, and by `stop` its connections; a collector may call it."""
 
     def end() -> None:
         sender.close()

@@ -132,11 +132,7 @@ class Operations:
         deadline_s: float,
         made: Callable[[Message, Handle], HalfT],
     ) -> list[HalfT]:
-        """Begins all of these halves, or none; returns what was made of each.
-
-        Raises:
-            DelaywheelError: The error of the first that was not acknowledged.
-        """
+        """Begins all of these halves, or none: then raises the error of the first that failed."""
         results = await self.deliver_many(halves, deadline_s)
         held = [(each.message, each.handle) for each in results if each.handle is not None]
         begun = [made(message, handle) for message, handle in held]

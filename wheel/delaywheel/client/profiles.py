@@ -46,34 +46,20 @@ class ProfileInvalidError(ValueError):
 
 
 class ServiceAddress(NamedTuple):
-    """Which nodes to ask, and how.
-
-    Attributes:
-        addresses: HOST:PORT, separated by commas.
-        tls_files: The arguments of `Tls`; None: plain text.
-        trace: The arguments of `Trace`; None: there is none.
-    """
+    """Which nodes to ask, as HOST:PORT with commas between, and arguments of `Tls` and `Trace`."""
 
     addresses: str
     tls_files: Mapping[str, str | None] | None
     trace: Mapping[str, Any] | None = None
 
     def tls(self) -> Tls | None:
-        """Checks the files.
-
-        Raises:
-            ValueError: A file is missing, is not what it should be, or does not fit the others.
-        """
+        """Returns the files; raises ValueError if one is missing, invalid, or fits no other."""
         from delaywheel.client.exchange.channel import Tls  # noqa: PLC0415 - it imports gRPC
 
         return None if self.tls_files is None else Tls(**self.tls_files)
 
     def traced(self) -> EventReports | None:
-        """Makes the trace.
-
-        Raises:
-            ProfileInvalidError: Something in its table is not in order.
-        """
+        """Makes the trace; raises ProfileInvalidError if its table is not in order."""
         if self.trace is None:
             return None
         from delaywheel.trace import Trace  # noqa: PLC0415 - only if a profile has one
@@ -87,14 +73,9 @@ class ServiceAddress(NamedTuple):
 def service_address(
     given: Mapping[str, Any] | None = None, profile: str | None = None
 ) -> ServiceAddress:
-    """Returns which nodes to ask.
+    """Returns which nodes to ask; raises ProfileInvalidError if something there is not in order.
 
-    Args:
-        given: What is said already, by the names in `VARIABLES`; None stands for what is not.
-        profile: Which profile to use; None: that of `DELAYWHEEL_PROFILE`, if it names one.
-
-    Raises:
-        ProfileInvalidError: The profile is not there, or not in order, or a variable is not.
+    `given` is by the names in `VARIABLES`. Without a `profile`, `DELAYWHEEL_PROFILE` may name one.
     """
     given = given or {}
     profile = profile or os.environ.get(PROFILE_VARIABLE)
@@ -121,10 +102,7 @@ def reached(
     """Returns addresses, files and trace of a client, whose program need not give all of them.
 
     A program that gives addresses and names no profile means just these: no variable changes
-    whether its client speaks TLS.
-
-    Raises:
-        ValueError: The profile, or a file, is not in order.
+    whether its client speaks TLS. Raises ValueError if the profile, or a file, is not in order.
     """
     if addresses is not None and profile is None:
         return addresses, tls, trace

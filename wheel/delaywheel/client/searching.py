@@ -17,8 +17,6 @@ class FilterOptions(TypedDict, total=False):
     """Conditions on pending messages, all of which must be met.
 
     Attributes:
-        key: The message's key.
-        id: Its id, whatever its due.
         header: The name of one of its headers, or a pair of that name and its value.
         due_from: The earliest due.
         due_to: The due must be before this.
@@ -39,14 +37,12 @@ class ManyCancelled:
         cancelled: Never delivered; in a dry run: already cancelled before.
         too_late: Nothing was done: they are about to be delivered, or their second is deleted.
         unknown: Perhaps cancelled, ask again; in a dry run: those that are pending.
-        rescheduled: They have another due by now and were not found at it: they were delivered, it
-            was not asked for, or lies where the search had already passed; ask again.
-        complete: Everything requested was examined and readable. Otherwise there may be more: the
-            limit was reached, or the node is missing something for the moment. Of handles: none is
-            unknown.
-        already_delivered: They are in their topics, or dead letters.
-        not_found: Of handles: they were never accepted.
-        halves: How many half messages matched and were left alone: their senders decide.
+        rescheduled: They have another due by now and were not found at it: ask again.
+        complete: False: there may be more, as the limit was reached, or the node is missing
+            something for the moment. Of handles: none is unknown.
+        already_delivered: In their topics, or dead letters.
+        not_found: Of handles: never accepted.
+        halves: Half messages that matched and were left alone: their senders decide.
     """
 
     cancelled: tuple[Handle, ...]
@@ -61,12 +57,10 @@ class ManyCancelled:
 
 @dataclass(frozen=True, slots=True)
 class FoundMessages:
-    """The result of a search.
+    """The result of a search, in the order of the messages' seconds.
 
-    Attributes:
-        messages: Pending messages in the order of their seconds, as the answering node sees them.
-        complete: Everything requested was examined and readable. Otherwise there may be more: the
-            limit was reached, or the node is missing something for the moment.
+    There may be more unless it is `complete`: the limit was reached, or the node is missing
+    something for the moment.
     """
 
     messages: tuple[StoredMessage, ...]
@@ -74,12 +68,7 @@ class FoundMessages:
 
 
 def filter_of(topic: str | None, options: FilterOptions) -> pb.Filter:
-    """Converts a filter to the protocol's form.
-
-    Raises:
-        MessageInvalidError: An id or a due is invalid.
-        TypeError: A key or a header's value is not bytes.
-    """
+    """Converts a filter to the protocol's form; raises MessageInvalidError for an id or a due."""
     header = options.get("header")
     name, value = (header, None) if isinstance(header, str) or header is None else header
     due_from, due_to = options.get("due_from"), options.get("due_to")

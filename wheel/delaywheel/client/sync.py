@@ -71,26 +71,27 @@ class Client:
     the same id and due, at another address if there is one, until the deadline; `outcome_known` of
     the error raised in the end says whether the message may have been accepted.
 
-    Args:
-        addresses: `"host:port,host:port"` or a sequence; one live address is enough, since that
-            node names the others. Requests stay with a node until it fails, or for half a minute.
-            None: those of the profile, else of `DELAYWHEEL_SERVER`, else `127.0.0.1:7420`.
-        timeout: Seconds for a call with all its attempts, unless the call gives its own. A client
-            that has never reached a node fails after 2 s if no address accepts connections.
-        attempt_timeout: Seconds after which an attempt that hangs is abandoned for another one.
-        past_due: `"deliver"`: a due that has passed when its message is first sent becomes now.
-            `"reject"`: such a message is refused, DUE_PASSED.
-        queue: The bounds of `produce_async`, and of requests under way.
-        tls: The files for TLS; None: those of the profile; plain text, if there is none.
-        profile: A table of `~/.config/delaywheel/profiles.toml`, as for the command line; None: if
-            `addresses` is None too, that of `DELAYWHEEL_PROFILE`, else `DELAYWHEEL_CLIENT_…`.
-        trace: Whom it tells what becomes of messages (`delaywheel.trace`); several clients may
-            share one; None: that of the profile. `close` waits for its events to be written, 2 s
-            at most.
-        spans: Makes spans of OpenTelemetry of its requests (`delaywheel.ways.spans`); None: nobody.
+    Calls raise RefusedError, TimedOutError or CallFailedError; MessageInvalidError means that
+    nothing was sent. Their `timeout` is in seconds, for all attempts; None: the client's.
 
     If the program forks, make the client after forking: gRPC does not survive it. If the program
     ends without `close`, what `produce_async` has taken is sent first, within `timeout`.
+
+    Args:
+        addresses: `"host:port,host:port"` or a sequence; one live node names the others. Requests
+            stay with a node until it fails, or for half a minute. None: those of the profile, else
+            of `DELAYWHEEL_SERVER`, else `127.0.0.1:7420`.
+        timeout: Seconds for a call with all its attempts. A client that has never reached a node
+            fails after 2 s if no address accepts connections.
+        attempt_timeout: Seconds after which an attempt that hangs is abandoned for another one.
+        past_due: `"deliver"`: a due that has passed when its message is first sent becomes now.
+            `"reject"`: such a message is refused, DUE_PASSED.
+        tls: None: the files of the profile; plain text, if there is none.
+        profile: A table of `~/.config/delaywheel/profiles.toml`; None: if `addresses` is None too,
+            that of `DELAYWHEEL_PROFILE`, else `DELAYWHEEL_CLIENT_…`.
+        trace: Whom it tells what becomes of messages (`delaywheel.trace`); None: that of the
+            profile. `close` waits for its events to be written, 2 s at most.
+        spans: Makes spans of OpenTelemetry of its requests (`delaywheel.ways.spans`).
 
     Example:
         ::
@@ -154,20 +155,7 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[MessageOptions],
     ) -> Handle:
-        """Sends one message and waits until it is acknowledged.
-
-        Args:
-            topic: The Kafka topic.
-            value: Bytes, or None for a null.
-            timeout: Seconds for all attempts.
-            **options: The rest of a `Message`: key, headers, id, partition, timestamp, and one
-                of delay, deliver_at and level.
-
-        Raises:
-            MessageInvalidError: The message is invalid; nothing was sent.
-            RefusedError: The service refused it.
-            TimedOutError: It was not acknowledged in time.
-            CallFailedError: The call failed in a way that no retry helps.
+        """Sends one message and waits until it is acknowledged; the options are those of `Message`.
 
         Example:
             ::
@@ -197,21 +185,11 @@ class Client:
         its block commits nothing: an error may have been caught in it.
 
         Args:
-            topic: The Kafka topic.
-            value: Bytes, or None for a null.
             group: Who is asked what became of the transaction: the name of a Kafka consumer group.
             hold: How long nobody is asked, from now on: longer than local transactions take, 10 s
                 at most.
-            timeout: Seconds for all attempts.
             **options: As for `produce`, but no level; without a delay and a due, the message is due
                 when it is committed.
-
-        Raises:
-            MessageInvalidError: The message is invalid; nothing was sent.
-            RefusedError: The service refused it; HALVES_OFF: it takes no half messages.
-            TimedOutError: It was not acknowledged in time, or before the end of its hold: begin no
-                local transaction with it.
-            CallFailedError: The call failed in a way that no retry helps.
 
         Example:
             ::
@@ -221,6 +199,11 @@ class Client:
                         db.execute("insert into orders …")
                         barrier.record(db, half)
                     half.commit()
+
+        Raises:
+            RefusedError: HALVES_OFF: the service takes no half messages.
+            TimedOutError: It was not acknowledged in time, or before the end of its hold: begin no
+                local transaction with it.
         """
         self._check_open()
         half = half_message(topic, value, group, hold, options, self._clock)
@@ -239,17 +222,9 @@ class Client:
     ) -> Halves:
         """Sends half messages that go with one local transaction; see `begin`.
 
-        They are begun, and committed, in requests of 1,000. Either all are begun, or none: then
-        those that were accepted are rolled back, or dropped by their check.
-
-        Args:
-            messages: Without levels; one that is due by now is due at its commit.
-            group: See `begin`.
-            hold: See `begin`.
-            timeout: Seconds for all attempts.
-
-        Raises:
-            DelaywheelError: The error of the first message that was not acknowledged; see `begin`.
+        They are begun, and committed, in requests of 1,000. None has a level; one that is due by
+        now is due at its commit. Either all are begun, or none: then those that were accepted are
+        rolled back, or dropped by their check, and the error of the first that was not is raised.
 
         Example:
             ::
@@ -313,13 +288,9 @@ class Client:
     ) -> PendingResult:
         """Queues one message to be sent in the background, together with others.
 
-        Blocks only while the queue is full (see `Queue`). The client's timeout starts now, and
-        includes the wait for room. Examine every result, one way or another: an error that is never
-        examined is a lost message.
-
-        Raises:
-            MessageInvalidError: The message is invalid; nothing was queued.
-            TimedOutError: The queue stayed full; nothing was queued.
+        Blocks only while the queue is full (see `Queue`); if that raises TimedOutError, nothing was
+        queued. The client's timeout starts now, and includes the wait for room. Examine every
+        result, one way or another: an error that is never examined is a lost message.
 
         Example:
             ::
@@ -342,12 +313,8 @@ class Client:
     ) -> Cancelled:
         """Cancels a pending message, named by its handle or by its topic, id and due.
 
-        Its outcome CANCELLED means that it is never delivered. Cancels that threads wait for at
-        the same time are sent together.
-
-        Raises:
-            RefusedError: The service refused, or CANCEL_UNKNOWN: it may have an effect, ask again.
-            TimedOutError: No answer in time; `outcome_known` says whether it may have an effect.
+        Its outcome CANCELLED means that it is never delivered. Cancels that threads wait for at the
+        same time are sent together. After CANCEL_UNKNOWN it may have an effect: ask again.
 
         Example:
             ::
@@ -371,18 +338,8 @@ class Client:
     ) -> StoredMessage | None:
         """Returns a stored message; None if it was never stored, or is finished and deleted.
 
-        Args:
-            handle: The message's handle; alternatively give its `topic`, `id` and `due`.
-            topic: See `handle`.
-            id: See `handle`.
-            due: See `handle`.
-            find_place: If the message is done, look for its record in Kafka: `StoredMessage.place`.
-                The answer may take 3 s.
-            timeout: Seconds; None: the client's.
-
-        Raises:
-            RefusedError: The service refused.
-            TimedOutError: No answer in time.
+        Name it by its handle, or by its topic, id and due. With `find_place`, its record is looked
+        for in Kafka if it is done (`StoredMessage.place`): the answer may take 3 s.
         """
         self._check_open()
         message = message_ref(handle, topic, id, due)
@@ -401,24 +358,14 @@ class Client:
     ) -> Rescheduled:
         """Gives a pending message another due: it is delivered at one of the two, never at both.
 
-        By its handle from before a reschedule it gets no other due again: the answer has the due,
-        and the handle, that it has since then.
+        Name it by its handle, or by its topic, id and present `due`. The new due is `to`, or
+        `delay` from now; one that has passed, or is nearer than half a second, means half a second
+        from now. By its handle from before a reschedule it gets no other due again: the answer has
+        the due, and the handle, that it has since then.
 
-        Args:
-            handle: The message's handle; alternatively give its `topic`, `id` and present `due`.
-            to: The new due; one that has passed, or is nearer than half a second, means half a
-                second from now.
-            delay: In place of `to`: so long from now.
-            topic: See `handle`.
-            id: See `handle`.
-            due: See `handle`.
-            timeout: Seconds for all attempts.
-
-        Raises:
-            RefusedError: The service refused, or RESCHEDULE_UNKNOWN: it may have an effect, ask
-                again.
-            TimedOutError: No answer in time; ask again with the same `to`. (What was asked for with
-                a `delay` keeps the first due that was written.)
+        After RESCHEDULE_UNKNOWN, or without an answer in time, it may have an effect: ask again
+        with the same `to`. (What was asked for with a `delay` keeps the first due that was
+        written.)
 
         Example:
             ::
@@ -436,7 +383,10 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> list[RescheduleResult]:
-        """Gives many pending messages other dues, each on its own; see `reschedule`.
+        """Gives many pending messages other dues, or delays from now; see `reschedule`.
+
+        1,000 are named in one request. Returns what became of each, in order: examine `error`, or
+        `unwrap` it. MessageInvalidError: a handle or a due is invalid, and nothing was sent.
 
         Args:
             dues: The messages' handles with their new dues, or delays from now; 1,000 are named
@@ -471,17 +421,6 @@ class Client:
         Its cost grows with what is pending between `due_from` and `due_to`: there is no index. The
         timeout applies to each page.
 
-        Args:
-            topic: The Kafka topic; None: any.
-            limit: The most messages.
-            timeout: Seconds for a page with all its attempts.
-            **options: Key, id, header, due_from, due_to: see `FilterOptions`.
-
-        Raises:
-            MessageInvalidError: An id or a due is invalid.
-            RefusedError: The service refused.
-            TimedOutError: No answer in time.
-
         Example:
             ::
 
@@ -503,21 +442,10 @@ class Client:
     ) -> ManyCancelled:
         """Cancels pending messages, each on its own: those named, or all that meet all conditions.
 
-        The latter are found as by `search`. The call may be repeated: it finds the same messages
-        again until they are due, and reports earlier cancels as cancelled.
-
-        Args:
-            topic: The Kafka topic; None: any. A range of dues alone is not enough.
-            handles: The messages, without any condition; 1,000 are named in one request.
-            limit: The most messages, beside those that were cancelled before.
-            dry_run: Cancel nothing, only count.
-            timeout: Seconds for a page of up to 1,000 with all its attempts.
-            **options: Key, id, header, due_from, due_to: see `FilterOptions`.
-
-        Raises:
-            MessageInvalidError: An id or a due is invalid.
-            RefusedError: The service refused; FILTER_MISSING.
-            TimedOutError: No answer in time: some may be cancelled.
+        The latter are found as by `search`; a range of dues alone is not enough (FILTER_MISSING).
+        The call may be repeated: it finds the same messages again until they are due, and reports
+        earlier cancels as cancelled, beyond the limit. The timeout applies to each page, of up to
+        1,000; after TimedOutError some may be cancelled.
 
         Example:
             ::
@@ -532,8 +460,7 @@ class Client:
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything that `produce_async` has taken so far has its result.
 
-        Raises:
-            TimedOutError: A message has no result yet; it is still under way.
+        Raises TimedOutError if a message has none yet; it is still under way.
         """
         self._fork_guard.check()
         if not self._sender.flush(self._deadline_s(timeout)):

@@ -17,10 +17,7 @@ Deliver = Callable[[Sequence[Message], float], Sequence[Result]]
 
 
 class Sender:
-    """Takes messages from any thread; `queue.in_flight` threads deliver them in batches.
-
-    The threads start with the first message.
-    """
+    """Takes messages from any thread; `queue.in_flight` threads deliver them in batches."""
 
     def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
         self._queue: Final = queue
@@ -35,12 +32,7 @@ class Sender:
         self._closed = False
 
     def put(self, message: Message, deadline_s: float) -> PendingResult:
-        """Queues a message; blocks while there is no room.
-
-        Raises:
-            TimedOutError: There was no room before the deadline; the message was not queued.
-            ClientClosedError: The client is closed.
-        """
+        """Queues a message, once there is room; if that raises TimedOutError, it is not queued."""
         with self._room:
             while not self._gathered.has_room(message.length_bytes) and not self._closed:
                 self._expedite_open()

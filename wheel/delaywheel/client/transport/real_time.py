@@ -33,11 +33,7 @@ class RealTime:
         self._between_s = inf
 
     def now_s(self) -> float:
-        """Returns the monotonic clock's time, if the clocks show the time.
-
-        Raises:
-            RuntimeError: They stand still, or are far from the kernel's; the text says what to do.
-        """
+        """Returns the monotonic clock's time; if the clocks do not show it, raises what to do."""
         now_s = monotonic()
         between_s = time() - now_s
         if not abs(between_s - self._between_s) < 1:
