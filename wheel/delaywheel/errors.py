@@ -68,8 +68,7 @@ class DelaywheelError(Exception):
 class RefusedError(DelaywheelError):
     """The service, or the SDK itself, refused; `reason` is stable.
 
-    Attributes:
-        reason: A `Reason`, or a plain name if a newer server sent one that this SDK does not know.
+    `reason` is a plain name if a newer server sent one that this SDK does not know.
     """
 
     def __init__(
@@ -105,11 +104,7 @@ class TimedOutError(DelaywheelError, TimeoutError):
 
 
 class CallFailedError(DelaywheelError):
-    """The call failed in a way that no retry helps: missing permission, wrong service, a defect.
-
-    Attributes:
-        code: The gRPC status code.
-    """
+    """The call failed in a way that no retry helps: missing permission, wrong service, a defect."""
 
     def __init__(
         self,

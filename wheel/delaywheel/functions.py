@@ -40,11 +40,7 @@ def is_coroutine_function(function: Callable[..., object]) -> bool:
 
 
 def check_plain(what: str, function: object) -> None:
-    """Checks a function that is called, and not awaited.
-
-    Raises:
-        TypeError: It has to be awaited or iterated over, or is no function.
-    """
+    """Raises TypeError for what has to be awaited or iterated over, or is no function."""
     if not callable(function):
         raise TypeError(f"{what}={function!r}: not a function")
     if is_coroutine_function(function):
@@ -54,11 +50,7 @@ def check_plain(what: str, function: object) -> None:
 
 
 def check_awaited(what: str, function: object) -> None:
-    """Checks a function that is awaited.
-
-    Raises:
-        TypeError: It is no coroutine function.
-    """
+    """Raises TypeError unless it is a coroutine function."""
     if not callable(function) or not is_coroutine_function(function):
         raise TypeError(
             f"{what}={function!r}: not a coroutine function; wrap what returns an awaitable in one"
@@ -66,22 +58,14 @@ def check_awaited(what: str, function: object) -> None:
 
 
 def check_begun(function: object, result: object) -> None:
-    """Checks that a function has not returned a coroutine, which nobody would run.
-
-    Raises:
-        FunctionKindError: It has; the coroutine is closed.
-    """
+    """Closes a coroutine that a function returned, and raises FunctionKindError: nobody runs it."""
     if iscoroutine(result):
         result.close()
         raise FunctionKindError(f"{function!r} returned a coroutine, which nobody awaits here")
 
 
 def check_ended(function: object, result: object) -> None:
-    """Checks that a handler has ended: what it returned runs no more, and need not.
-
-    Raises:
-        FunctionKindError: It has not.
-    """
+    """Raises FunctionKindError if what a handler returned may still run."""
     check_begun(function, result)
     if isinstance(result, _MAY_RUN):
         raise FunctionKindError(f"{function!r} returned {result!r}: nobody waits for that here")

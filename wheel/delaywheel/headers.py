@@ -27,11 +27,7 @@ def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
 
 
 def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
-    """Decodes the bytes that ``encode_headers`` returned.
-
-    Raises:
-        HeadersMalformedError: The bytes are not encoded headers.
-    """
+    """Decodes what `encode_headers` returned; raises HeadersMalformedError for anything else."""
     headers: list[tuple[str, bytes | None]] = []
     position, end = 0, len(buffer)
     unpack, beside = HEADER_LENGTHS.unpack_from, HEADER_LENGTHS.size

@@ -22,11 +22,7 @@ class NameInvalidError(ValueError):
 
 
 def check_name(text: str, *, what: str = "name") -> str:
-    """Returns ``text`` if it is a valid name of a node or a cluster.
-
-    Raises:
-        NameInvalidError: The text is not a valid name.
-    """
+    """Returns `text` if it may name a node or a cluster; otherwise raises NameInvalidError."""
     if not _NAME.fullmatch(text):
         raise NameInvalidError(
             f"{what} {text!r}: 1 to 31 of a-z, 0-9 and '-', the first one not '-'"
@@ -35,11 +31,7 @@ def check_name(text: str, *, what: str = "name") -> str:
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether Kafka could have a topic of this name.
-
-    Results are not cached: matching costs no more than a lookup, and callers may send names of any
-    length.
-    """
+    """Whether Kafka could have a topic of this name; not cached, as names may be of any length."""
     return _TOPIC.fullmatch(name) is not None
 
 
@@ -57,11 +49,7 @@ class WheelId(_Name):
     __slots__ = ()
 
     def __new__(cls, node: str, number: int) -> Self:
-        """Creates a wheel's name.
-
-        Raises:
-            NameInvalidError: `node` is not a node id, or `number` is below 1.
-        """
+        """Checks both parts; raises NameInvalidError, also for a number below 1."""
         check_name(node, what="node id")
         if number < 1:
             raise NameInvalidError(f"wheel number {number}: numbers start at 1")
@@ -69,11 +57,7 @@ class WheelId(_Name):
 
     @classmethod
     def parse(cls, text: str) -> "WheelId":
-        """Parses ``<node>.<number>``.
-
-        Raises:
-            NameInvalidError: The text is not a wheel id.
-        """
+        """Parses `<node>.<number>`; raises NameInvalidError for anything else."""
         wheel = _parsed(text)
         if wheel is None:
             raise NameInvalidError(f"wheel id {text!r}: not <node>.<number>")
@@ -102,13 +86,11 @@ def _hash64(text: str) -> int:
 def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
     """Parses `"host:port,host:port"`, or a sequence of `"host:port"`; removes duplicates.
 
+    Raises ValueError if there is none, or one is not `host:port` (IPv6: `[::1]:7420`).
+
     Example:
         >>> parse_addresses("a:7420, b:7420")
         ('a:7420', 'b:7420')
-
-    Raises:
-        TypeError: It is neither a text nor a sequence of texts.
-        ValueError: There is none, or one is not `host:port` (IPv6: `[::1]:7420`).
     """
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
     if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):

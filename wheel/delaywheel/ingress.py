@@ -64,12 +64,7 @@ DUES: Final = (DELAY_MS, DELIVER_AT, LEVEL)
 
 
 def id_to_send_again(id_: bytes) -> bytes:
-    """Returns an id that the service takes: for one of a place, always the same other one.
-
-    Example:
-        >>> id_to_send_again(b"dwin" + bytes(12))[:4], id_to_send_again(b"any other id...")[:4]
-        (b'dwmv', b'any ')
-    """
+    """Returns an id that the service takes: for one of a place, always the same other one."""
     if id_.startswith(PLACE_ID_PREFIX):
         return _MOVED_PREFIX + id_.removeprefix(PLACE_ID_PREFIX)
     return id_
@@ -86,42 +81,22 @@ class HalfAnswer(StrEnum):
 
 
 def ingress_topic(cluster_id: str) -> str:
-    """Returns the name of a cluster's ingress topic.
-
-    Example:
-        >>> ingress_topic("main")
-        'delaywheel-main-ingress'
-    """
+    """Returns the ingress topic of a cluster, `delaywheel-main-ingress` for `main`."""
     return f"delaywheel-{cluster_id}-ingress"
 
 
 def halves_topic(cluster_id: str) -> str:
-    """Returns the name of the topic in which a cluster asks groups about half messages.
-
-    Example:
-        >>> halves_topic("main")
-        'delaywheel-main-halves'
-    """
+    """Returns the topic in which a cluster asks about half messages, `delaywheel-main-halves`."""
     return f"delaywheel-{cluster_id}-halves"
 
 
 def trace_topic(cluster_id: str) -> str:
-    """Returns the name of the topic in which a cluster's events are.
-
-    Example:
-        >>> trace_topic("main")
-        'delaywheel-main-trace'
-    """
+    """Returns the topic of a cluster's events, `delaywheel-main-trace`."""
     return f"delaywheel-{cluster_id}-trace"
 
 
 def counts_topic(cluster_id: str) -> str:
-    """Returns the name of the topic with how many messages programs have sent and consumed.
-
-    Example:
-        >>> counts_topic("main")
-        'delaywheel-main-counts'
-    """
+    """Returns the topic of what programs have sent and consumed, `delaywheel-main-counts`."""
     return f"delaywheel-{cluster_id}-counts"
 
 
@@ -134,13 +109,9 @@ _RESERVED = re.compile(
 
 
 def is_reserved_topic(name: str) -> bool:
-    """Returns whether no message may go to a topic: a program keeps its own records there.
+    """Whether no message may go to a topic, as a program keeps its own records there.
 
     These are the topics of any delaywheel cluster, the marks of any dead letters, and Kafka's own.
-
-    Example:
-        >>> is_reserved_topic("orders-dead-billing-marks"), is_reserved_topic("orders")
-        (True, False)
     """
     return _RESERVED.fullmatch(name) is not None
 
@@ -165,13 +136,7 @@ class IngressLimits(NamedTuple):
     takes_answers: bool = False
 
     def as_note(self) -> str:
-        """Returns the metadata.
-
-        Example:
-            >>> note = IngressLimits(7_200_000, 1_000_000).as_note()
-            >>> IngressLimits.of_note(note).span_ms
-            7200000
-        """
+        """Returns the metadata."""
         return json.dumps(self._asdict())
 
     @classmethod

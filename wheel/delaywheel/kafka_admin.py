@@ -46,11 +46,7 @@ FORGOTTEN_S: Final = 5.0
 
 
 def takes_connection(broker: BrokerMetadata | None) -> bool:
-    """Whether a broker is there, whatever Kafka believes: one whose machine is away takes a second.
-
-    Args:
-        broker: None: Kafka names none.
-    """
+    """Whether a broker, if Kafka names one, is there; one whose machine is away takes a second."""
     if broker is None:
         return False
     try:
@@ -79,11 +75,7 @@ class KafkaAdmin(AdminClient):
     # What the client's own stubs say of these they do not keep to themselves.
 
     def describe_topics(self, topics: Any, **options: Any) -> Any:  # type: ignore[override]
-        """As the client does, of a broker that is there.
-
-        Raises:
-            Exception: None answers; the error is the client's.
-        """
+        """Asks as the client does, but a broker that is there; raises the client's error."""
         ask = partial(super().describe_topics, topics)
         return self._asked(ask, next(iter(topics.topic_names), None), options)
 
@@ -144,12 +136,7 @@ class MissedBrokers:
         takes: Callable[[BrokerMetadata], bool] = takes_connection,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Knows of none.
-
-        Args:
-            takes: Whether a broker takes a connection.
-            monotonic: A clock.
-        """
+        """Knows of none."""
         self._takes = takes
         self._monotonic = monotonic
         self._named: Mapping[int, BrokerMetadata] = {}

@@ -40,9 +40,7 @@ def duration_ms(text: str) -> int:
 def length_ms(duration: Duration) -> int:
     """Returns a duration in milliseconds, rounded up.
 
-    Raises:
-        ValueError: The text is not a duration, or the timedelta is below zero.
-        TypeError: It is neither.
+    Raises ValueError for a text that is no duration, or a timedelta below zero.
     """
     given: object = duration
     if not isinstance(given, str | timedelta):

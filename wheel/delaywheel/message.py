@@ -84,13 +84,11 @@ def set_clock(address: str, clock: ClockNs | None) -> None:
 def unix_ms(moment: datetime, reason: Reason = Reason.DUE_INVALID) -> int:
     """Returns an aware datetime as Unix milliseconds, rounded up.
 
+    Raises MessageInvalidError with the given reason if it has no time zone.
+
     Example:
         >>> unix_ms(datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=UTC))
         1001
-
-    Raises:
-        MessageInvalidError: The datetime has no time zone; `reason` is the given one.
-        TypeError: It is not a datetime.
     """
     if not isinstance(moment, datetime):
         raise TypeError(f"a datetime is needed, not {type(moment).__name__}")
@@ -122,9 +120,6 @@ class Message:
     not change a message; send the same object again to retry it.
 
     Attributes:
-        topic: The Kafka topic.
-        value: Bytes, or None for a null (Kafka's tombstone).
-        key: Bytes or None.
         headers: Name and value pairs, as given; of a message that was delivered before, without
             `DELIVERED_HEADERS` and what begins with `dw-dead-`.
         id: 16 bytes; by default a UUIDv7. Give your own only if you can also give the same due
@@ -133,7 +128,6 @@ class Message:
             and due, and refuses what it could not deliver (ID_TAKEN, ID_CANCELLED).
         partition: None: chosen from the key, as by Java's default partitioner.
         timestamp_ms: The Kafka record's timestamp; None: the time of forwarding.
-        level: The level's name, or None.
         made_ns: When the message was made, by `clock` or else by the wall clock; `delay` and
             `level` count from then.
 
@@ -251,8 +245,7 @@ class Message:
         | past, from `deliver_at` | becomes now | refused, DUE_PASSED |
         | past, from `delay` or `level` | becomes now | becomes now |
 
-        Raises:
-            RefusedError: LEVEL_UNKNOWN or DUE_PASSED; the message is unchanged.
+        If it raises RefusedError (LEVEL_UNKNOWN or DUE_PASSED), the message is unchanged.
         """
         with _FIXING_DUE:
             if self._due_fixed:
@@ -282,11 +275,7 @@ class Message:
 
 
 def checked_messages(messages: Iterable[Message]) -> list[Message]:
-    """Returns messages as a list.
-
-    Raises:
-        TypeError: Something else is among them.
-    """
+    """Returns messages as a list; raises TypeError if something else is among them."""
     listed = list(messages)
     others = {type(message) for message in listed} - {Message}
     for other in others:
@@ -302,8 +291,6 @@ class Handle(NamedTuple):
         wheel: The wheel that accepted it. The others suffice to find the message; the wheel
             decides if the same id was sent with several dues within one second.
         slot: The second of its due, `due_ms // 1000`.
-        id: 16 bytes.
-        topic: Its topic.
 
     Example:
         >>> handle = Handle.parse("a.3:1900000000:0190163d8694739b8d3f8a4d6a1f5d10:orders")
@@ -320,11 +307,7 @@ class Handle(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses the text of a handle.
-
-        Raises:
-            MessageInvalidError: The text is no handle.
-        """
+        """Parses the text of a handle; raises MessageInvalidError for any other."""
         match = _HANDLE.fullmatch(text)
         if match is None or not is_topic_name(match["topic"]):
             raise MessageInvalidError(
@@ -373,12 +356,7 @@ def _ceil_ms(time_ns: int) -> int:
 
 @lru_cache(maxsize=1024)
 def checked_topic(topic: str) -> str:
-    """Returns the name of a topic.
-
-    Raises:
-        MessageInvalidError: No topic has such a name.
-        TypeError: It is no text.
-    """
+    """Returns a topic's name; raises MessageInvalidError for one that no topic can have."""
     if not isinstance(topic, str):
         raise TypeError(f"topic must be str, not {type(topic).__name__}")
     if not is_topic_name(topic):
@@ -389,11 +367,7 @@ def checked_topic(topic: str) -> str:
 
 
 def checked_bytes(what: str, content: object) -> bytes | None:
-    """Returns content that is bytes or None.
-
-    Raises:
-        TypeError: It is something else; the text says what to do.
-    """
+    """Returns bytes or None; for anything else raises a TypeError that says what to do."""
     if content is None or isinstance(content, bytes):
         return content
     kind = type(content).__name__
@@ -446,12 +420,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def checked_id(id_: bytes | uuid.UUID | uuid_utils.UUID) -> bytes:
-    """Returns the 16 bytes of an id, given in any form.
-
-    Raises:
-        MessageInvalidError: It has another length.
-        TypeError: It is neither bytes nor a UUID.
-    """
+    """Returns the 16 bytes of an id; raises MessageInvalidError for another length."""
     raw: Any = getattr(id_, "bytes", id_)
     if not isinstance(raw, bytes):
         raise TypeError(f"id must be 16 bytes or a UUID, not {type(id_).__name__}")

@@ -40,13 +40,7 @@ _UNAVAILABLE = StatusCode.UNAVAILABLE
 
 
 class Reason(StrEnum):
-    """Why something was refused; a member's name is its value.
-
-    Attributes:
-        code: The gRPC status code that goes with it.
-        retry_helps: The same message with the same id and due may be accepted later, or elsewhere.
-        outcome_known: The answer proves that this attempt did not accept the message.
-        advice: What to do, in one line.
+    """Why something was refused; a member's name is its value. `advice` says what to do.
 
     Example:
         >>> Reason.DRAINING.code.name, Reason.DRAINING.retry_helps

@@ -93,22 +93,14 @@ def longest_half_bytes(message_bytes: int) -> int:
     """Returns how long a half message may be where other messages may have so many bytes.
 
     Its letter comes back through the ingress topic, as a message like any other.
-
-    Example:
-        >>> longest_half_bytes(1_000_000), longest_half_bytes(1_000)
-        (995904, 500)
     """
     return max(message_bytes - LETTER_ROOM_BYTES, message_bytes // 2)
 
 
 def is_reserved(name: str) -> bool:
-    """Returns whether no sender may give a message a header with this name.
+    """Whether no sender may give a message a header with this name.
 
     What a `RetryConsumer` has sent back may be exported, and produced elsewhere with its headers.
-
-    Example:
-        >>> is_reserved("dw-id"), is_reserved("dw-retry-attempt"), is_reserved("trace")
-        (True, False, False)
     """
     return name.startswith(RESERVED_PREFIX) and not name.startswith(PASSED_PREFIX)
 
@@ -126,12 +118,7 @@ def number_of(value: bytes | None, bits: int = 63, *, least: int = 0) -> int | N
 
 
 def place_of(value: bytes | None) -> tuple[str, int, int] | None:
-    """Returns topic, partition and offset of a record that a header names; None: of none.
-
-    Example:
-        >>> place_of(b"orders/0/17"), place_of(b"orders")
-        (('orders', 0, 17), None)
-    """
+    """Returns topic, partition and offset of a record that a header names; None: of none."""
     match = _PLACE.fullmatch(value or b"")
     if match is None:
         return None
@@ -140,12 +127,7 @@ def place_of(value: bytes | None) -> tuple[str, int, int] | None:
 
 
 def last_of(headers: Iterable[tuple[str, bytes | None]], wanted: str) -> bytes | None:
-    """Returns the last value under a name, which counts; None: it is null, or there is none.
-
-    Example:
-        >>> last_of([("trace", b"1"), ("trace", b"2")], "trace"), last_of([], "trace")
-        (b'2', None)
-    """
+    """Returns the last value under a name, which counts; None: it is null, or there is none."""
     found = None
     for name, value in headers:
         if name == wanted:
@@ -169,12 +151,7 @@ def read_ttl_s(value: bytes | None) -> int | None:
 def ttl_s_of(
     headers: Iterable[tuple[str, bytes | None]], ttl_header: str | None = TTL_HEADER
 ) -> int | None:
-    """Returns how many seconds a message with these headers lives; None: forever.
-
-    Args:
-        headers: All of its headers.
-        ttl_header: The name of the one that counts; empty or None: there is none.
-    """
+    """Returns how many seconds a message with these headers lives; None: forever."""
     return read_ttl_s(last_of(headers, ttl_header)) if ttl_header else None
 
 
@@ -190,13 +167,6 @@ def headers_of(message: HasHeaders) -> list[tuple[str, bytes | None]] | None:
 
     Call it once for a message that may have such a name: a second call to the client returns the
     broken list without the error.
-
-    Example:
-        >>> class Record:
-        ...     def headers(self):
-        ...         return [("trace", b"1")]
-        >>> headers_of(Record())
-        [('trace', b'1')]
     """
     try:
         (headers,) = map(type(message).headers, (message,))  # `map` looks for the error at once
@@ -211,9 +181,7 @@ def all_headers(
 ) -> tuple[list[list[tuple[str, bytes | None]] | None], list[int]]:
     """Returns the headers of many records of one class, and which of them cannot be decoded.
 
-    Returns:
-        The headers of each: None if it has none, or if they cannot be decoded; and the indexes of
-        the latter.
+    The headers of a record are None if it has none, or if they cannot be decoded.
     """
     found: list[list[tuple[str, bytes | None]] | None] = []
     unread: list[int] = []

@@ -17,11 +17,7 @@ SeqSpan = tuple[int, int]
 
 
 class SeqSet(Collection[int]):
-    """An immutable set of seqs.
-
-    Attributes:
-        spans: Ascending, with gaps between them.
-    """
+    """An immutable set of seqs; its spans ascend, with gaps between them."""
 
     __slots__ = ("spans",)
 
@@ -88,20 +84,12 @@ class SeqSet(Collection[int]):
 
     @property
     def first(self) -> int:
-        """The least seq.
-
-        Raises:
-            IndexError: The set is empty.
-        """
+        """The least seq; raises IndexError if the set is empty."""
         return self.spans[0][0]
 
     @property
     def last(self) -> int:
-        """The greatest seq.
-
-        Raises:
-            IndexError: The set is empty.
-        """
+        """The greatest seq; raises IndexError if the set is empty."""
         return self.spans[-1][1]
 
     def with_span(self, first: int, last: int) -> Self:
@@ -175,13 +163,7 @@ class SeqSet(Collection[int]):
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: It is something else.
-            TypeError: Likewise.
-            IndexError: Likewise.
-        """
+        """Reads what `to_json` wrote; raises ValueError, TypeError or IndexError if it did not."""
         return cls(
             (int(each[0]), int(each[1])) if isinstance(each, list) else (int(each), int(each))
             for each in document

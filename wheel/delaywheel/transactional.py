@@ -1,8 +1,7 @@
 """Transactions in Kafka: what they write, settings of producers, errors, those that stay open.
 
-And how many replicas the topics have that we make for them.
-
-The settings are those of nodes, of consumers, and of replays of letters.
+And how many replicas the topics have that we make for them. The settings are those of nodes, of
+consumers, and of replays of letters.
 
 librdkafka speaks the transaction protocol in which a copy of an EndTxn that arrives late ends a
 later transaction of the same producer in the middle; the copy comes from the library's own retries.
@@ -99,26 +98,16 @@ _MOVED_S: Final = 0.1
 
 
 def is_moving(error: _KafkaError) -> bool:
-    """Whether a broker answers for another: the same call may succeed soon.
-
-    The client library says of these errors that they are not `retriable`.
-    """
+    """Whether the same call may succeed soon, though the client library calls it not retriable."""
     return error.name() in _MOVES
 
 
 def ask_again_after_moves(
     ask: Callable[[], _Answer], look: Callable[[], object], timeout_s: float
 ) -> _Answer:
-    """Repeats a question about partitions while their leaders move.
+    """Repeats a question about partitions while their leaders move; raises the client's error.
 
-    Args:
-        ask: Asks.
-        look: Has the client look where they are now: else it may ask as before for minutes.
-        timeout_s: For how long.
-
-    Raises:
-        Exception: It is not answered; the client's own error, which not all may import who use
-            this module.
+    `look` has the client look where they are now: else it may ask as before for minutes.
     """
     deadline, has_moved = time.monotonic() + timeout_s, False
     while True:
@@ -167,12 +156,7 @@ def fatal_errors_as_they_are() -> Iterator[None]:
 def transactional(
     transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS
 ) -> dict[str, Any]:
-    """Returns the settings of every transactional producer.
-
-    Example:
-        >>> transactional("a")["transactional.id"]
-        'a'
-    """
+    """Returns the settings of every transactional producer."""
     return {
         "transactional.id": transactional_id,
         "transaction.timeout.ms": timeout_ms,
@@ -184,12 +168,7 @@ def transactional(
 def repeating(
     transactional_id: str, backoff_ms: int, timeout_ms: int = TRANSACTION_TIMEOUT_MS
 ) -> dict[str, Any]:
-    """Returns the settings of a producer that sends requests again, after this backoff.
-
-    Example:
-        >>> repeating("a", 100)["retry.backoff.max.ms"]
-        100
-    """
+    """Returns the settings of a producer that sends requests again, after this backoff."""
     return {
         **transactional(transactional_id, timeout_ms),
         "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
@@ -201,12 +180,7 @@ def repeating(
 
 
 def unrepeated(transactional_id: str) -> dict[str, Any]:
-    """Returns the settings of a producer that repeats no request within a call.
-
-    Example:
-        >>> unrepeated("a")["retry.backoff.ms"] > MAX_CALL_MS
-        True
-    """
+    """Returns the settings of a producer that repeats no request within a call."""
     return repeating(transactional_id, _NO_RETRY_BACKOFF_MS)
 
 
@@ -218,12 +192,7 @@ _AFTERMATH: Final = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 def is_aftermath(cause: str | None) -> bool:
     """Whether a transaction failed only because of an earlier one, and will not fail again.
 
-    Args:
-        cause: In Kafka's words, beginning with its name of the error; None: not known.
-
-    Example:
-        >>> is_aftermath("OUT_OF_ORDER_SEQUENCE_NUMBER: 7 instead of 3")
-        True
+    The cause is in Kafka's words, beginning with its name of the error.
     """
     return cause is not None and cause.startswith(_AFTERMATH)
 
@@ -242,11 +211,9 @@ class OpenTransactionWatch(Generic[_At]):
     """
 
     def __init__(self, end_of: Callable[[_At], int | None]) -> None:
-        """Begins without partitions.
+        """Begins without partitions; `end_of` asks, as a reader of committed records, for an end.
 
-        Args:
-            end_of: Asks Kafka, as a reader of committed records, for the end of a partition: where
-                its first open transaction began. None: no answer.
+        That is where the first open transaction began. None: no answer.
         """
         self._end_of = end_of
         self._standing: dict[_At, tuple[int, float]] = {}
@@ -255,9 +222,7 @@ class OpenTransactionWatch(Generic[_At]):
     def look(self, unread: Mapping[_At, int]) -> frozenset[_At]:
         """Returns the partitions that are held up; at most one is asked about in each call.
 
-        Args:
-            unread: The partitions that have more than was read, and are not paused, with the next
-                offset to read of each.
+        `unread` has the next offset of those that have more than was read, and are not paused.
         """
         now_s = time.monotonic()
         self._found &= unread.keys()
