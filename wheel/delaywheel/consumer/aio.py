@@ -31,12 +31,10 @@ _LOG = logging.getLogger("delaywheel.consumer")
 async def await_handler(
     handle: Callable[[ReceivedMessage], Awaitable[object]], message: ReceivedMessage
 ) -> None:
-    """Awaits a handler in its own task.
+    """Awaits a handler in its own task, and raises what it raised.
 
-    Raises:
-        asyncio.CancelledError: The task is cancelled.
-        HandlerCancelledError: It is not, but something that the handler awaited.
-        Exception: What the handler raised.
+    A cancellation that is not of the task but of something that the handler awaited is raised as
+    HandlerCancelledError.
     """
     try:
         await handle(message)
@@ -51,8 +49,7 @@ async def await_handler(
 async def handler_tasks() -> AsyncIterator[asyncio.TaskGroup]:
     """Has a group for the tasks of handlers; what one raises ends the others, and is raised.
 
-    Raises:
-        BaseException: What the first has raised; what others raised beside it is logged.
+    What others raised beside it is logged.
     """
     raised: Sequence[BaseException] = ()
     try:
@@ -228,17 +225,10 @@ class AsyncRetryConsumer(AwaitedConsumer):
     ) -> None:
         """Handles each message within `async with`, up to `concurrency` at once, until `stop`.
 
-        Records of one key are handled one after another, in their order.
-
-        Args:
-            handle: A coroutine function; or one for each topic, or pattern, that was given.
-            concurrency: How many at once.
-
-        Raises:
-            ValueError: `concurrency` is below 1, or a topic is without handler.
-            TypeError: The handler is no coroutine function.
-            Exception: An exception from a handler that means neither retry nor dead; the other
-                handlers are cancelled, and their messages delivered again.
+        Records of one key are handled one after another, in their order. `handle` is a coroutine
+        function, or one for each topic, or pattern, that was given. An exception from a handler
+        that means neither retry nor dead is raised: the other handlers are cancelled, and their
+        messages delivered again.
         """
         check_topics(handle, self.settings.topics.given)
         await self._run(wrapped_awaited(handle, self.settings.middleware), concurrency)

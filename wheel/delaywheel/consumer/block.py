@@ -41,16 +41,12 @@ class RecordBlock:
     """Records of one partition that were fetched together, until each has left the consumer.
 
     Attributes:
-        at: Their partition.
-        offsets: Ascending.
         states: A `State` for each.
         handed_s: When each was handed out, on the monotonic clock.
         took_s: How long a handler had each until it was settled; below 0: none has settled it.
         settlements: Of those that are settled, by index; not of what is merely done.
         writes: What handlers have written, by the index of a record that is in hand.
         begin: The index of the first that is not committed.
-        has_headers: Whether any has headers, or headers that cannot be read.
-        is_retry: Whether they are of a topic of retries.
         was_taken_back: Whether any is handed out again, as another object.
     """
 
@@ -73,13 +69,7 @@ class RecordBlock:
     )
 
     def __init__(self, desk: Desk, fetched: FetchedRecords, *, is_retry: bool) -> None:
-        """Takes records in, all of them waiting.
-
-        Args:
-            desk: Where they are settled.
-            fetched: One record at least.
-            is_retry: Whether they are of a topic of retries.
-        """
+        """Takes records in, one at least, all of them waiting; `desk` is where they are settled."""
         count = len(fetched.offsets)
         self.desk = desk
         self.at = fetched.at
@@ -202,14 +192,10 @@ def runs_of(messages: Iterable[ReceivedMessage]) -> list[RecordRun]:
 
 
 def write(message: ReceivedMessage, record: Outgoing) -> int:
-    """Holds what the handler of a record in hand writes.
+    """Holds what the handler of a record in hand writes; returns how many bytes that takes.
 
-    Returns:
-        How many bytes that takes; 0: the record is forgotten, or is to be handed out again.
-
-    Raises:
-        SettledError: It has an outcome.
-        MessageInvalidError: It is more than one transaction takes.
+    0: the record is forgotten, or is to be handed out again. SettledError: it has an outcome;
+    MessageInvalidError: that is more than one transaction takes.
     """
     if message.is_settled:
         raise SettledError.of(message)

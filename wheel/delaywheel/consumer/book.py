@@ -1,17 +1,8 @@
 """The records that a consumer holds: the state of each, and what to commit next.
 
 They are held as they were fetched, in the blocks of `block.py`; what waits, what is handed out and
-what is committed are runs of these.
-
-A record:
-
-| state | meaning | next |
-|---|---|---|
-| waiting | fetched, not handed out | in hand; settled, if it is skipped or expired; forgotten |
-| in hand | a handler has it | settled, forgotten |
-| settled | its outcome is known only here | committed, forgotten |
-| committed | a transaction holds its outcome and the next offset | none |
-| forgotten | no longer ours: it is delivered again, here or elsewhere | none |
+what is committed are runs of these. docs/CONSUMER_REFERENCE.md, "How it works", has the states of a
+record: waiting, in hand, settled, committed, forgotten.
 
 A partition:
 
@@ -37,8 +28,8 @@ What a handler writes (`ReceivedMessage.produce`) is held beside its record:
 | is done, and a topic for it is missing, or refuses it once it is alone | is dropped: the record |
 |   | has failed, and is retried or dead. With `ordered` it is dead: later ones of its key went on |
 
-It counts as held; while it is as much as may be held altogether, nothing more is handed out but
-the record for whose end it waits, and what is of partitions that have written less than their part.
+It counts as held; while it is as much as may be held altogether, nothing more is handed out but the
+record for whose end it waits, and what is of partitions that have written less than their part.
 
 Invariants, which make each outcome the only one:
 
@@ -94,10 +85,8 @@ class Counts:
 
     Attributes:
         done: Records whose handling is committed.
-        retried: Records that were sent to come back later.
-        dead: Records that became dead letters, except expired ones.
+        dead: Without expired ones.
         skipped: Records of another route.
-        expired: Records whose time to live was over.
         parked: Records that were sent to come back because an earlier one of their key will.
         forwarded: Records that another one was written for, to the ingress topic: committed halves.
         forgotten: Records that were held here and are delivered again.
@@ -136,11 +125,8 @@ class Cut:
 
     Attributes:
         runs: Whose outcomes.
-        records: What it writes.
         offsets: The next offset of each partition.
-        length_bytes: The length of what it writes.
-        count: How many records it settles.
-        most: The most that it may settle.
+        most: How many records it may settle; `count` is how many it does.
         is_counted: Whether it writes the counts of its records, too.
         name: The transaction's, said beside its offsets: who reads it there knows that it is
             committed. Offsets alone prove nothing: they may be of before, or another member's.
@@ -295,10 +281,8 @@ class Book:
         """Returns the partitions that are to be read no further for now.
 
         Half of the room is shared by those who ask first; the other half is reserved for the
-        partitions in equal parts. So one whose records stay here stops no other.
-
-        Args:
-            before: Those that were crowded: for them, more must be free again.
+        partitions in equal parts. So one whose records stay here stops no other. For those that
+        were crowded `before`, more must be free again.
         """
         if self.is_full:
             return set(self._shelves)
@@ -425,10 +409,8 @@ class Book:
     def assign(self, positions: Mapping[Partition, int | None]) -> list[ReceivedMessage]:
         """Assigns partitions from these offsets on; forgets the records held of them.
 
-        One that was ours and is paused stays so.
-
-        Returns:
-            What was in hand of them, as far as there are objects of it.
+        One that was ours and is paused stays so. Returns what was in hand of them, as far as there
+        are objects of it.
         """
         paused = self._paused & positions.keys()
         in_hand = self.forget(positions)
@@ -559,12 +541,7 @@ class Book:
         return bool(kept) and kept[0].block.offsets[kept[0].begin] >= offset
 
     def hand_out(self, most: int, now_s: float) -> RecordRun | None:
-        """Returns the longest waiting records, which are in hand from then on; None if none wait.
-
-        Args:
-            most: How many of them at most; a run may be shorter than what waits.
-            now_s: The time, on the monotonic clock.
-        """
+        """Returns the longest waiting records, `most` or fewer, which are in hand from then on."""
         if self.is_overwritten:
             found = self._hand_out_to_go_on(now_s)
             return None if found is None else runs_of([found])[0]
@@ -579,11 +556,7 @@ class Book:
         return run
 
     def hand_out_one(self, now_s: float) -> ReceivedMessage | None:
-        """Returns the record that waits longest, which is in hand from then on; None: none waits.
-
-        Args:
-            now_s: The time, on the monotonic clock.
-        """
+        """Returns the record that waits longest, in hand from then on; None: none waits."""
         if self.is_overwritten:
             return self._hand_out_to_go_on(now_s)
         return self._hand_out_at(0, now_s) if self._waiting else None
@@ -702,14 +675,7 @@ class Book:
             self._count_written(message.at, -writes.length_bytes)
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
-        """Notes the outcome of a record.
-
-        Returns:
-            False: The record is forgotten.
-
-        Raises:
-            SettledError: It already has an outcome.
-        """
+        """Notes a record's outcome; False: it is forgotten. SettledError: it has one already."""
         if message.state is State.FORGOTTEN:
             return False
         if message.is_settled:
@@ -764,10 +730,8 @@ class Book:
     ) -> Cut | None:
         """Returns what the next transaction should commit; None: nothing. Changes nothing here.
 
-        Args:
-            most: The most records that it may settle.
-            before: Of these partitions alone, and only what is before these offsets.
-            only: Of these alone, though they are held up; empty: of all that are not.
+        At most `most` records; with `before`, of its partitions alone, and only what is before
+        these offsets; with `only`, of these alone, though they are held up.
         """
         cut = Cut() if most is None else Cut(most=most)
         for at, shelf in self._shelves.items():

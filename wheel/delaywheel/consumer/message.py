@@ -59,11 +59,7 @@ class Outcome(IntEnum):
 
 
 class ConsumerReason(StrEnum):
-    """Why a consumer cannot continue; names are stable.
-
-    Attributes:
-        advice: What to do, in one line.
-    """
+    """Why a consumer cannot continue, and in one line what to do; names are stable."""
 
     advice: str
 
@@ -112,9 +108,7 @@ class ConsumerReason(StrEnum):
 class ConsumerError(DelaywheelError):
     """The consumer has stopped; uncommitted records are delivered again.
 
-    Attributes:
-        reason: Why it stopped.
-        text: What it is about, in Kafka's words if it has any.
+    `text` says what the reason is about, in Kafka's words if it has any.
     """
 
     def __init__(self, reason: ConsumerReason, text: str) -> None:
@@ -152,8 +146,6 @@ class Settlement(NamedTuple):
     """An outcome, and the record that its transaction writes.
 
     Attributes:
-        outcome: How the record was settled.
-        record: A record for the ingress or the dead-letter topic.
         due_ms: When it comes back, if it does.
         order: Records for the order topic.
         answers: Records with the answer about a half, for the service; they may be left out.
@@ -201,8 +193,6 @@ class ReceivedMessage:
     again once this consumer ends, and holds up the commits of its partition until then.
 
     Attributes:
-        key: Bytes or None.
-        value: Bytes or None.
         headers: As the record had them when it was first read.
         attempt: 1 the first time.
         origin: Where it was first read, with its timestamp in Unix milliseconds.
@@ -327,12 +317,9 @@ class ReceivedMessage:
     def data(self) -> Any:
         """The value as `value_deserializer` reads it, once, when it is first asked for.
 
-        The bytes themselves if there is no such function; None for a null value.
-
-        Raises:
-            UnreadableError: It cannot be read.
-            FunctionKindError: The deserializer has returned what is still to run.
-            Exception: It cannot be read now: the schema registry does not answer.
+        The bytes themselves if there is no such function; None for a null value. Raises
+        UnreadableError if it cannot be read, and another error if it cannot be read now: the schema
+        registry does not answer.
         """
         return self.value if self.value is None else self._read("value", self.value)
 
@@ -417,10 +404,8 @@ class ReceivedMessage:
 
         Args:
             topic: An existing topic.
-            value: Bytes, or None for a null.
-            key: Bytes or None.
-            headers: Pairs, or a mapping. Without a `traceparent` among them this message's is
-                added, with its `tracestate`: what is written belongs to the same trace.
+            headers: Without a `traceparent` among them this message's is added, with its
+                `tracestate`: what is written belongs to the same trace.
             partition: None: chosen from the key, as Java's clients do.
             after: The record appears so much later, by delaywheel; None: at once.
 
@@ -429,9 +414,8 @@ class ReceivedMessage:
 
         Raises:
             SettledError: It was settled before.
-            MessageInvalidError: A value that Kafka or delaywheel would refuse, or it is more than
-                one transaction takes.
-            TypeError: An argument is of another type.
+            MessageInvalidError: Kafka or delaywheel would refuse it, or it is more than one
+                transaction takes.
         """
         record = Message(
             topic,
@@ -445,15 +429,12 @@ class ReceivedMessage:
         return self.desk.produce(self, record, is_delayed=after is not None)
 
     def done(self) -> bool:
-        """Settles the record as handled.
+        """Settles the record as handled; raises SettledError if it was settled before.
 
         Returns:
             False: It no longer belongs to this consumer (after a rebalance, or a failed
             transaction) and is delivered again, or its handler took longer than `handler_timeout`
             and it has failed by that. The same for `retry` and `dead`.
-
-        Raises:
-            SettledError: It was settled before.
         """
         return self.desk.done(self)
 
@@ -462,43 +443,27 @@ class ReceivedMessage:
 
         Nothing is written to Kafka, and the commits of its partition wait for it. To have it later
         without that, or as a further attempt, call `retry`. This object is not ours any more: the
-        next delivery is another one.
+        next delivery is another one. False, and SettledError, as of `done`.
 
         Args:
             after: How much later, give or take 0.1 s; None: at once. With `run`, and with
                 `ordered`, later records of its key wait until then.
-
-        Returns:
-            False: It no longer belongs to this consumer.
-
-        Raises:
-            SettledError: It was settled before.
-            ValueError: `after` is not a duration.
         """
         return self.desk.nack(self, 0 if after is None else length_ms(after))
 
     def retry(
         self, after: Duration | None = None, *, error: BaseException | str | None = None
     ) -> bool:
-        """Settles the record to come back.
+        """Settles the record to come back; `error` is reported in headers. False as of `done`.
 
         Args:
             after: The delay, from now. None: the level of this attempt; after the last one, the
                 record is dead. With a delay given, it comes back however often it came.
-            error: Reported in headers.
-
-        Raises:
-            SettledError: It was settled before.
-            ValueError: `after` is not a duration.
         """
         return self.desk.retry(self, after, error)
 
     def dead(self, reason: str, *, error: BaseException | str | None = None) -> bool:
-        """Settles the record as a dead letter with this reason.
-
-        Raises:
-            SettledError: It was settled before.
-        """
+        """Settles the record as a dead letter with this reason; raises SettledError like `done`."""
         return self.desk.dead(self, reason, error)
 
     def __enter__(self) -> Self:

@@ -96,11 +96,7 @@ class KeyOrder:
     """All lanes of one consumer."""
 
     def __init__(self, *, lost_after_ms: int) -> None:
-        """Begins without lanes.
-
-        Args:
-            lost_after_ms: How long a record is waited for that is away and overdue.
-        """
+        """Begins without lanes; a record that is away is waited for so long after its due."""
         self._lost_after_ms = lost_after_ms
         self._lanes: dict[Partition, _KeyLane] = {}
         self._away_bytes = 0
@@ -180,8 +176,7 @@ class KeyOrder:
     ) -> tuple[tuple[Outgoing, ...], list[ReceivedMessage]]:
         """Notes that a record has its outcome.
 
-        Returns:
-            What its transaction writes to the order topic, and which records to examine again.
+        Returns what its transaction writes to the order topic, and which records to examine again.
         """
         lane, key = self._lane(message), message.key
         if lane is None or key is None:
@@ -247,11 +242,7 @@ def fold(away: dict[int, Away], key: bytes | None, value: bytes | None) -> None:
 
 
 def check_partitions(topics: Iterable[TopicNames], known: Mapping[str, int]) -> None:
-    """Checks that lanes have both halves: a group's topics need equal numbers of partitions.
-
-    Raises:
-        ConsumerError: The numbers differ.
-    """
+    """Raises ConsumerError unless a group's topics have equal numbers of partitions, for lanes."""
     for names in topics:
         for name in (names.retry, names.order):
             if known[name] != known[names.source]:

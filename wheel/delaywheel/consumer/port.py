@@ -58,11 +58,7 @@ def insist(
 
 
 class TopicTooSmall(ConsumerError):
-    """A topic takes less than the one whose records go there.
-
-    Attributes:
-        topic: Its name.
-    """
+    """A topic takes less than the one whose records go there."""
 
     def __init__(self, topic: str, text: str) -> None:
         super().__init__(ConsumerReason.TOPIC_TOO_SMALL, text)
@@ -73,10 +69,9 @@ class Start(NamedTuple):
     """What a consumer learns from Kafka at its start.
 
     Attributes:
-        ingress_topic: The cluster's ingress topic.
-        most_bytes: The largest batch that this topic, those of retries and those of dead letters
-            accept, by topic. Where nobody says it, what is worth a try: of a topic of retries, to
-            which others write, Kafka's default.
+        most_bytes: The largest batch that the ingress topic, those of retries and those of dead
+            letters accept, by topic. Where nobody says it, what is worth a try: of a topic of
+            retries, to which others write, Kafka's default.
     """
 
     ingress_topic: str
@@ -88,12 +83,9 @@ FORWARD_ROOM_BYTES = 500
 
 
 class ConsumedTopic(NamedTuple):
-    """A topic as it is now.
+    """A topic as it is now; its id is empty if Kafka does not say it.
 
-    Attributes:
-        id: Empty if Kafka does not say it.
-        partitions: How many there are.
-        leaderless: The numbers of those that nobody leads now: no question about them is answered.
+    `leaderless` are the partitions that nobody leads now: no question about them is answered.
     """
 
     id: str
@@ -102,12 +94,7 @@ class ConsumedTopic(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """What is left of a partition.
-
-    Attributes:
-        offset: Where reading goes on; ends of transactions are passed.
-        offsets: How many there are from then on.
-    """
+    """How many offsets of a partition are left, and the first; ends of transactions are passed."""
 
     offset: int
     offsets: int
@@ -138,11 +125,9 @@ class TransactionFailure(NamedTuple):
 
 
 class MissingRight(NamedTuple):
-    """Something that these credentials may not do, and that the consumer does.
+    """What these credentials may not do and the consumer does, in Kafka's words.
 
-    Attributes:
-        topic: Where.
-        operation: What, in Kafka's words. Without Describe a topic is not seen at all.
+    Without Describe a topic is not seen at all.
     """
 
     topic: str
@@ -150,44 +135,33 @@ class MissingRight(NamedTuple):
 
 
 class Broker(Protocol):
-    """One member of the group, with one transactional producer."""
+    """One member of the group, with one transactional producer.
+
+    What asks Kafka raises KafkaUnavailable where another try may help, and ConsumerError where none
+    does.
+    """
 
     @property
     def is_incremental(self) -> bool:
         """Whether callbacks name only the partitions that come or go; otherwise, all of ours."""
 
     def start(self) -> Start:
-        """Checks the topics, and creates ours that are missing.
-
-        Raises:
-            KafkaUnavailable: Try again; IngressToCome is one.
-            ConsumerError: It is impossible.
-        """
+        """Checks the topics, and creates ours that are missing; without ingress: IngressToCome."""
 
     def all_topics(self) -> AbstractSet[str]:
-        """Returns the names of all topics that these credentials may see.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Returns the names of all topics that these credentials may see."""
 
     def prepare(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
         """Checks these topics as `start` does, and creates the group's ones that are missing.
 
-        Returns:
-            Their largest batches, as in `Start.most_bytes`.
-
-        Raises:
-            KafkaUnavailable: Try again.
-            ConsumerError: It is impossible for one of them.
+        Returns their largest batches, as in `Start.most_bytes`. ConsumerError: it is impossible for
+        one of them.
         """
 
     def sizes(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
         """Returns the largest batches of these topics as they are now, as in `Start.most_bytes`.
 
-        Raises:
-            KafkaUnavailable: Try again.
-            TopicTooSmall: One takes less than the topic whose records go there.
+        Raises TopicTooSmall if one takes less than the topic whose records go there.
         """
 
     def subscribe(
@@ -204,11 +178,7 @@ class Broker(Protocol):
         """Reads these topics instead, once the group has assigned their partitions."""
 
     def fetch(self, most: int, timeout_s: float) -> Sequence[FetchedRecords]:
-        """Returns committed records; waits this long for so many.
-
-        Raises:
-            ConsumerError: The client has failed for good.
-        """
+        """Returns committed records; waits this long for so many."""
 
     def ends_met(self) -> Mapping[Partition, int]:
         """Returns where `fetch` met the ends of partitions since this was asked last.
@@ -224,76 +194,42 @@ class Broker(Protocol):
 
         Nobody is asked about the group: an admin client that asks its coordinator may end the
         process (librdkafka's issues 4605 and 5397).
-
-        Raises:
-            KafkaUnavailable: Try again.
         """
 
     def may_write(self, topic: str) -> bool | None:
-        """Returns whether these credentials may write to a topic; None: it is not there.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Whether these credentials may write to a topic; None: it is not there."""
 
     def limits(self) -> IngressLimits | None:
-        """Returns what ingress takes; None: nobody says it, or not to us.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Returns what ingress takes; None: nobody says it, or not to us."""
 
     def topics(self, names: Collection[str]) -> dict[str, ConsumedTopic]:
-        """Returns these topics as they are now, as far as they exist.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Returns these topics as they are now, as far as they exist."""
 
     def unable(self, topics: Collection[str]) -> AbstractSet[str]:
         """Returns those of these topics with a partition that cannot be written to now.
 
         It has no leader that takes connections, or fewer replicas in sync than it needs.
-
-        Raises:
-            KafkaUnavailable: Try again.
         """
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
-        """Returns the group's offsets, once no open transaction may still change them.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Returns the group's offsets, once no open transaction may still change them."""
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """Returns the offsets after the last records.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Returns the offsets after the last records."""
 
     def first_since(self, at: Partition, since_ms: int) -> int:
-        """Returns the offset of the first record with this timestamp (Unix ms) or a later one.
-
-        Of the end, if there is none.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Returns the offset of the first record of this time or later; else that of the end."""
 
     def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
         """Returns what these partitions have behind what was read, as far as the client knows.
 
-        Args:
-            positions: The next offset to read of each; None: the first existing one.
+        A position is the next offset to read; None: the first existing one.
         """
 
     def held_up(self, places: Mapping[Partition, int]) -> AbstractSet[Partition]:
         """Returns those of these partitions that stand still behind an open transaction.
 
-        Args:
-            places: The next offset of those that have more, and are not paused.
+        `places` has the next offset of those that have more, and are not paused.
         """
 
     def away(
@@ -301,12 +237,7 @@ class Broker(Protocol):
     ) -> dict[Partition, list[Away]]:
         """Returns what the order topics say now about these partitions of source topics.
 
-        Args:
-            lanes: The partitions.
-            tell: Is called every few seconds with how many records are unread.
-
-        Raises:
-            KafkaUnavailable: Try again.
+        `tell` is called every few seconds with how many records are unread.
         """
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
@@ -335,34 +266,24 @@ class Broker(Protocol):
         *,
         one_by_one: bool = False,
     ) -> TransactionFailure | None:
-        """Writes records and offsets in one transaction.
+        """Writes records and offsets in one transaction; None: it is committed.
+
+        With `one_by_one` each record is in a batch of its own: a topic may take all, and not
+        together. Raises ConsumerError if another consumer of the group has this one's `instance`: a
+        new producer would end that one's work.
 
         Args:
-            records: What is written.
             offsets: The next ones to read.
             membership: As of the assignment of these partitions.
-            one_by_one: Each record in a batch of its own: a topic may take all, and not together.
-
-        Returns:
-            None: It is committed.
-
-        Raises:
-            ConsumerError: Another consumer of the group has this one's `instance`: a new producer
-                would end that one's work.
         """
 
     def renew_producer(self, unseen: AbstractSet[str]) -> None:
         """Makes a new producer, which ends the old one's work.
 
         If Kafka cannot write the end of that now, the next call makes one that leaves it alone.
-
-        Args:
-            unseen: Topics that these credentials may not describe now: they are not looked for.
-
-        Raises:
-            KafkaUnavailable: Try again.
-            ConsumerError: It is impossible, or a topic that outcomes go to is gone: no transaction
-                with one would ever commit.
+        Topics that are `unseen`, which these credentials may not describe now, are not looked for.
+        Raises ConsumerError if a topic that outcomes go to is gone: no transaction with one would
+        ever commit.
         """
 
     def close(self) -> None:

@@ -2,34 +2,13 @@
 
 A retried record goes to the ingress topic (docs/INGRESS.md) and comes back on the group's retry
 topic. What the group has to know about it travels in headers that begin with `dw-retry-`, which
-ingress passes on:
-
-| header | holds |
-|---|---|
-| `dw-retry-attempt` | the number of the attempt that the record is for, from 2 |
-| `dw-retry-origin` | `<topic>/<partition>/<offset>` of the record as it was first read |
-| `dw-retry-origin-timestamp` | its timestamp, Unix ms |
-| `dw-retry-first-error`, `dw-retry-last-error` | how the first and the last attempt failed |
-| `dw-retry-kept-<name>` | the record's own header `<name>`, see below |
+ingress passes on. docs/CONSUMER_REFERENCE.md, "Topics and headers", lists these, and those that
+follow the own ones of a dead letter: `dw-dead-…`, as in the service's own.
 
 A record's own headers arrive unchanged. Some names would have a meaning on the way: those that
 begin with `dw-`, as the record may have come through delaywheel before, and `ttl`, which would
 count from the retry instead of from the record's own timestamp. These travel as
 `dw-retry-kept-<name>`, in their place, and get their names back.
-
-A dead letter has the record's key, value and headers unchanged, followed by headers that say why.
-Their names begin with `dw-dead-`, as in the service's own dead letters:
-
-| header | holds |
-|---|---|
-| `dw-dead-reason` | a name such as `ATTEMPTS_EXHAUSTED`, or what the handler gave |
-| `dw-dead-detail` | the last error, if there is one |
-| `dw-dead-topic` | the group's retry topic: if it is sent there again, no other group sees it |
-| `dw-dead-group` | the consumer group |
-| `dw-dead-attempts` | how many were made |
-| `dw-dead-origin`, `dw-dead-origin-timestamp` | as above |
-| `dw-dead-first-error` | how the first attempt failed, if it did |
-| `dw-dead-omitted` | what is left out, as the topic takes no more: `value`, `value,headers` … |
 """
 
 from __future__ import annotations
@@ -86,7 +65,6 @@ class Passed(NamedTuple):
     """What a group commits for a partition: everything before the offset has ended.
 
     Attributes:
-        offset: The next one.
         topic_id: Kafka's id of the topic that it was of; empty: unknown.
         begun_with: How many partitions the topic had when the group began at its end; 0: it did
             not, or this is not known.
@@ -132,14 +110,8 @@ class Incoming(NamedTuple):
 class FetchedRecords(NamedTuple):
     """Records of one partition that were read together: columns of equal length.
 
-    Attributes:
-        at: The partition.
-        offsets: Ascending.
-        timestamps_ms: In Unix milliseconds; `NO_TIMESTAMP` for a record without one.
-        keys: Bytes or None.
-        values: Bytes or None.
-        headers: The client's list of each record; None for one without any.
-        unread: The indexes of records whose headers the client cannot read.
+    Offsets ascend. A record without timestamp has `NO_TIMESTAMP`, one without headers None;
+    `unread` are the indexes of records whose headers the client cannot read.
     """
 
     at: Partition
@@ -178,9 +150,7 @@ def fetched_of(records: Iterable[Incoming]) -> list[FetchedRecords]:
 class Writes:
     """The records that a handler writes beside the outcome of its own.
 
-    Attributes:
-        records: In the order in which they were given.
-        length_bytes: What they take in memory, about.
+    `length_bytes` is about what they take in memory.
     """
 
     records: list[Outgoing] = field(default_factory=list)
@@ -189,8 +159,7 @@ class Writes:
     def add(self, record: Outgoing) -> int:
         """Takes one more; returns what that takes in memory, about.
 
-        Raises:
-            MessageInvalidError: These are too many for one transaction.
+        Raises MessageInvalidError if these are too many for one transaction.
         """
         length_bytes = record.length_bytes + RECORD_BYTES
         if self.length_bytes + length_bytes > MOST_WRITTEN_BYTES:
@@ -207,11 +176,7 @@ class Writes:
 class Trip(NamedTuple):
     """The known data of a record's earlier attempts.
 
-    Attributes:
-        attempt: The number of the coming attempt, from 1.
-        origin: Where the record was first read.
-        first_error: How the first attempt failed.
-        last_error: How the last one failed.
+    `attempt` is the number of the coming one, from 1; `origin` where the record was first read.
     """
 
     attempt: int
@@ -254,17 +219,10 @@ def retry_record(
     due_ms: int,
     partition: int | None,
 ) -> Outgoing:
-    """Returns the record for the ingress topic that brings a record back.
+    """Returns the record for the ingress topic that brings a record back, else unchanged.
 
-    Args:
-        ingress_topic: Where it goes.
-        retry_topic: Where it comes back.
-        trip: The trip of the attempt it comes back for.
-        key: Its key, unchanged.
-        value: Its value, unchanged.
-        headers: Its headers, unchanged.
-        due_ms: When it comes back.
-        partition: The partition to come back on; None: chosen from the key.
+    `trip` is that of the attempt it comes back for; without a `partition` to come back on, one is
+    chosen from the key.
     """
     packed: RecordHeaders = [
         (f"{RETRY_KEPT}{name}" if _cannot_travel(name) else name, content)
@@ -332,12 +290,9 @@ def dead_letter(
 
 
 def shortened(letter: Outgoing, own_headers: int, omitted: Sequence[str]) -> Outgoing:
-    """Returns a dead letter without some of its parts, which a header names.
+    """Returns a dead letter without some of its parts, one of `OMISSIONS`, which a header names.
 
-    Args:
-        letter: The whole letter.
-        own_headers: How many of its headers are the record's own: they come first.
-        omitted: One of `OMISSIONS`.
+    `own_headers` is how many of its headers are the record's own: they come first.
     """
     if not omitted:
         return letter

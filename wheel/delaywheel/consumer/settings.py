@@ -67,42 +67,18 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
 class GroupOptions(TypedDict, total=False):
     """Options of whatever reads topics as a group, retries, and writes dead letters.
 
+    docs/CONSUMER_REFERENCE.md, "Settings", says what each means, and its default.
+
     Attributes:
-        retry: The delay before each further attempt: a list (empty: failed records are dead at
-            once), an `ExponentialBackoff`, or a function of message and error that returns a delay,
-            or None for dead. Where that raises, or returns no delay, the default list counts.
-        jitter: By how much of itself a delay becomes longer at most, so that what failed together
-            does not come back together. Not for `retry(after=…)`.
-        stuck_after: How long the first record of a partition may be in hand, and hold up that
-            partition's commits, before `trouble` says so.
-        handler_timeout: How long a handler may have a message, or a batch. Then it has failed with
-            `HandlerTimeoutError`: retried or dead by the options. `AsyncRetryConsumer.run` cancels
-            it; a thread cannot be ended, and is a trouble while it goes on. None: no limit.
-        max_deliveries: After how many deliveries that ended with the process, alone in hand, a
-            record is a dead letter (POISON). None: never.
-        commit_every: How long settled records may wait for their transaction.
-        drain: How long a rebalance, or the end, waits for records in hand to be settled.
+        retry: Where a function of message and error raises, or returns no delay, the default
+            counts.
+        jitter: By how much of itself a delay becomes longer at most. Not for `retry(after=…)`.
         max_held_bytes: How much may be held, in hand or not, before fetching pauses.
         max_held: The same as a number of records.
-        wait_for_rights: How long a right that these credentials lack is waited for: what needs it
-            waits, the rest goes on, and `health` names it (NOT_AUTHORIZED). None: the consumer
-            stops at once.
-        create_topics: Whether to create missing retry and dead-letter topics.
-        retry_topic: The name of the group's topic of retries, and how it is created: `GroupTopic`.
-        dead_topic: The same for dead letters.
-        events: What the program does when something happens: `ConsumerEvents`.
-        trace: Whom it tells the outcomes of records, once they are committed: a
-            `delaywheel.trace.Trace`, which clients and consumers may share.
-        rebalances: How the group gives partitions out. `eager`: all are given up and reassigned
-            (Kafka's classic protocol, `range`). `cooperative`: only those that move are given up
-            (classic, `cooperative-sticky`). `consumer`: so do they, and the broker decides
-            (KIP-848, Kafka 4). All members of a group need the same; `ordered` needs `eager`,
-            and `instance` excludes `cooperative`.
         instance: A name that no other consumer of the group has, and that this one keeps over
             restarts (a static member, in Kafka's words). After a crash it gets its partitions back
             at once, and transactions it had begun are ended at once; but other consumers get its
             partitions only after `session.timeout.ms`, even if it was stopped.
-        kafka: Further settings for the Kafka clients, as librdkafka names them.
     """
 
     retry: Backoff
@@ -128,39 +104,17 @@ class GroupOptions(TypedDict, total=False):
 class Options(GroupOptions, total=False):
     """Options of a consumer besides its topics, group and Kafka: these, and `GroupOptions`.
 
+    docs/CONSUMER_REFERENCE.md, "Settings", says what each means, and its default.
+
     Attributes:
-        cluster: The delaywheel cluster's id; needed only where several use the same Kafka.
-        retry_by: Other back-offs, by class of the exception: the first counts of which the error,
-            or what it was raised from, is an instance.
-        retry_for: No retry comes later than so long after the record's timestamp: it is dead then.
-            None: no such limit.
-        retry_on: Exceptions that are retried.
-        dead_on: Exceptions that are not retried, even if `retry_on` includes them: the record is
-            dead at once. Any other exception is raised out of the `with` block, and the record
-            stays unsettled.
-        causes: Whether both count for what an exception was raised from (`__cause__`), too.
-        breaker: When so many attempts fail that records are tried one at a time, until one is done:
-            `CircuitBreaker`. None: never.
+        dead_on: Exceptions that are not retried, even if `retry_on` includes them. Any that neither
+            has is raised out of the `with` block, and the record stays unsettled.
         route: Patterns for the header `routingkey`; other records are skipped.
         expired: What becomes of records whose time to live has passed: skipped, or dead letters.
-        ttl_header: The header that states the time to live, in seconds; None: there is none. Others
-            use the name `ttl` for hours or milliseconds.
-        value_deserializer: Makes `message.data` of a record's value: a function of the bytes and of
-            a `SerializationContext`, such as `read_json` or one of confluent-kafka's. What it
-            cannot read is a dead letter, UNREADABLE.
-        key_deserializer: The same for `message.key_data`.
-        middleware: Functions of a message, or batch, and of what comes next: around each handler of
-            `run` and `run_batches`, the first outermost. Coroutine functions for coroutines.
-        keep_partition: Whether a retry comes back on the partition of the same number.
-        ordered: Whether records of one key keep their order: those behind a retried one come back
-            after it. `order.py` says how, docs/CONSUMERS.md what it costs.
         max_away_bytes: With `ordered`, how much may be held about records that are to come back
             before reading of the source topics pauses.
         lost_after: With `ordered`, how long after its due a retried record is waited for that does
             not come back. Then its key goes on without it.
-        start: Where a group begins that has never committed anything; with a pattern, only
-            `earliest`.
-        order_topic: As `retry_topic`, for the order of keys.
     """
 
     cluster: str | None
@@ -244,13 +198,7 @@ class ConsumerSettings:
 def read_settings(
     topics: str | Iterable[str], group: str, bootstrap: str, options: Options
 ) -> ConsumerSettings:
-    """Checks the settings of a consumer.
-
-    Raises:
-        ValueError: A setting is invalid; RoutePatternError, for a pattern, is one.
-        TypeError: An unknown option, one of another kind, something other than exception classes,
-            or a function that has to be awaited.
-    """
+    """Checks the settings of a consumer; raises ValueError or TypeError, which name the one."""
     _check_kinds(options)
     sources = (topics,) if isinstance(topics, str) else tuple(topics)
     if not sources or len(set(sources)) < len(sources):

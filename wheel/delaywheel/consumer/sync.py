@@ -31,11 +31,7 @@ _T = TypeVar("_T")
 
 
 class BaseConsumer:
-    """The common part of all consumers: their settings, and all that does not wait.
-
-    Attributes:
-        settings: What it was made with, as it was read.
-    """
+    """The common part of all consumers: their settings, and all that does not wait."""
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.settings: Final = settings
@@ -47,11 +43,8 @@ class BaseConsumer:
     def pause(self, *partitions: Partition) -> None:
         """Stops handing out and fetching until `resume`; the consumer stays in its group.
 
-        Args:
-            *partitions: Of these alone, for as long as this consumer has them; none: of all.
-
-        Raises:
-            ValueError: A partition is not assigned to this consumer.
+        Of these partitions alone, for as long as this consumer has them; without any, of all.
+        Raises ValueError for one that is not assigned to it.
         """
         self._engine.pause(partitions, on=True)
 
@@ -159,12 +152,6 @@ class RetryConsumer(ThreadedConsumer):
             beginning of a topic's name matches: see `rules/subscription.py`.
         group: The consumer group. Its name is part of the names of its topics:
             `<topic>-retry-<group>` and `<topic>-dead-<group>`.
-        bootstrap: Kafka's addresses.
-        **options: See `Options`.
-
-    Raises:
-        ValueError: An argument is invalid; `RoutePatternError` for a pattern is one.
-        ConsumerError: Raised later, where messages are taken: why the consumer has stopped.
 
     Example:
         With three retries::
@@ -197,11 +184,9 @@ class RetryConsumer(ThreadedConsumer):
                 return
 
     def batches(self, most: int = 100, *, wait: Duration = "100ms") -> Iterator[Batch]:
-        """Yields batches of messages until `stop`.
+        """Yields batches of up to `most` messages until `stop`.
 
-        Args:
-            most: The most messages in one batch.
-            wait: How long to wait for a batch to fill, from its first message on.
+        `wait` is how long a batch may take to fill, from its first message on.
         """
         wait_s = length_ms(wait) / 1000
         while True:
@@ -227,17 +212,9 @@ class RetryConsumer(ThreadedConsumer):
         """Handles each message within `with message`, on so many threads, until `stop`.
 
         Records of one key are handled one after another, in their order; those without a key by any
-        thread. What a handler has not begun by the end is left to the next owner.
-
-        Args:
-            handle: A function; or one for each topic, or pattern, that the consumer was given.
-            concurrency: The number of threads.
-
-        Raises:
-            ValueError: `concurrency` is below 1, or a topic is without handler.
-            TypeError: The handler is a coroutine function.
-            BaseException: An exception from a handler that means neither retry nor dead; handlers
-                that have begun are waited for.
+        thread. What a handler has not begun by the end is left to the next owner. `handle` is a
+        function, or one for each topic, or pattern, that the consumer was given. What one raises
+        that means neither retry nor dead is raised, once handlers that have begun have ended.
         """
         check_topics(handle, self.settings.topics.given)
         self._run(wrapped(handle, self.settings.middleware), concurrency)
@@ -245,11 +222,7 @@ class RetryConsumer(ThreadedConsumer):
     def run_batches(
         self, handle: Callable[[Batch], object], most: int = 100, *, wait: Duration = "100ms"
     ) -> None:
-        """Handles each batch within `with batch`, until `stop`; otherwise like `batches`.
-
-        Raises:
-            BaseException: An exception from the handler that means neither retry nor dead.
-        """
+        """Handles each batch within `with batch`, until `stop`; raises what `run` would."""
         handle = wrapped(handle, self.settings.middleware)
         for batch in self.batches(most, wait=wait):
             with batch:
@@ -267,16 +240,10 @@ class RetryConsumer(ThreadedConsumer):
         """Reads a partition from this offset on, or from a time on, and commits that.
 
         What is settled of it is committed before; what is in hand is no longer ours. Records that
-        are read again are handled again, at their first attempt.
+        are read again are handled again, at their first attempt. An aware datetime means the first
+        record with this timestamp or a later one, and the end of the partition if there is none.
 
-        Args:
-            partition: One that is assigned to this consumer.
-            to: An offset; or an aware datetime: the first record with this timestamp or a later
-                one, and the end of the partition if there is none.
-
-        Raises:
-            ValueError: The partition is not assigned to this consumer, or `ordered` is set; or the
-                offset is negative, or the time has no zone.
-            ConsumerError: The consumer has stopped.
+        Raises ValueError if the partition is not assigned to this consumer, or `ordered` is set; or
+        the offset is negative, or the time has no zone.
         """
         self._engine.seek(partition, to)
