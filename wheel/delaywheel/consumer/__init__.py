@@ -8,7 +8,7 @@
                 charge(message.value)
 
 It needs the extra `consumer` (confluent-kafka). docs/CONSUMERS.md says what it promises, and
-`book.py` has the states of a record. What decides (`book`, `rules`, `records`) knows no Kafka;
+`book.py` has the states of a partition. What decides (`book`, `rules`, `records`) knows no Kafka;
 `engine` carries decisions out on a thread, through `port`.
 """
 

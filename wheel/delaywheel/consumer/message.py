@@ -34,7 +34,7 @@ _LOG = logging.getLogger("delaywheel.consumer")
 
 
 class State(IntEnum):
-    """The state of a record; `book.py` has the table."""
+    """The state of a record; docs/CONSUMER_REFERENCE.md has the table."""
 
     WAITING = 0
     IN_HAND = 1

@@ -1,19 +1,12 @@
 """The consumers that answer for a group's half messages whose senders did not.
 
 They are consumers like any other: letters are their records, and a check is their handler. What the
-check says is written in one transaction with the letter's offset:
+check says is written in one transaction with the letter's offset; docs/TRANSACTIONS.md, "The
+checker", has the table. A committed half counts as forwarded, a dropped one as done.
 
-| the check | then | counted as |
-|---|---|---|
-| returns COMMIT | the message goes to the ingress topic, with its own due | forwarded |
-| returns ROLLBACK | the message is dropped | done |
-| returns UNKNOWN, or raises | the letter comes back after the next delay of `retry` | retried |
-| the same, after the last delay | a dead letter, UNDECIDED: replayed, it is asked again | dead |
-
-Beside each but the third goes a small record to the ingress topic, which tells the service what was
-answered (`ingress.ANSWER`), if the cluster's limits say that it takes that.
-
-So nobody decides but the check: a process that dies in between is asked again.
+The small record to the ingress topic that tells the service what was answered (`ingress.ANSWER`)
+goes beside it, if the cluster's limits say that it takes that. So nobody decides but the check: a
+process that dies in between is asked again.
 """
 
 from __future__ import annotations
@@ -35,8 +28,7 @@ from delaywheel.transactions import HalfVerdict
 def answer(letter: ReceivedMessage, verdict: object, to: str) -> None:
     """Settles a letter as its check says; a committed message goes to the ingress topic `to`.
 
-    Raises:
-        TypeError: That is no `HalfVerdict`; FunctionKindError, if it is still to run.
+    Raises TypeError for what is no `HalfVerdict`.
     """
     check_ended("the check", verdict)
     if verdict is HalfVerdict.COMMIT:
@@ -53,21 +45,8 @@ class HalfChecker(ThreadedConsumer, ABC):
     """Answers what became of the local transactions of a group's half messages.
 
     Derive from it, with a `check`. Any number of processes may run one; each half is asked about in
-    one of them at a time, and may be asked about again.
-
-    Args:
-        group: The group that the halves name. It is also the consumer group.
-        bootstrap: Kafka's addresses.
-        cluster: The delaywheel cluster's id.
-        **options: See `GroupOptions`.
-
-    Attributes:
-        options: The options, as they were given.
-
-    Raises:
-        ValueError: An argument is invalid.
-        TypeError: `check` is a coroutine function.
-        ConsumerError: Raised by `run`: why the consumer has stopped.
+    one of them at a time, and may be asked about again. The group that the halves name is also the
+    consumer group; the options are those of `GroupOptions`.
 
     Example:
         With the barrier::
@@ -104,13 +83,7 @@ class HalfChecker(ThreadedConsumer, ABC):
         """
 
     def run(self, *, concurrency: int = 1) -> None:
-        """Checks until `stop`, on so many threads.
-
-        Raises:
-            ValueError: `concurrency` is below 1.
-            ConsumerError: The consumer has stopped.
-            BaseException: What a check raised that is no Exception.
-        """
+        """Checks until `stop`, on so many threads; raises what in a check is no Exception."""
         self._run(self._answer, concurrency)
 
     def _answer(self, letter: ReceivedMessage) -> None:
@@ -151,13 +124,7 @@ class AsyncHalfChecker(AwaitedConsumer, ABC):
         """See `HalfChecker.check`."""
 
     async def run(self, *, concurrency: int = 1) -> None:
-        """Checks until `stop`, so many halves at once.
-
-        Raises:
-            ValueError: `concurrency` is below 1.
-            ConsumerError: The consumer has stopped.
-            BaseException: What a check raised that is no Exception.
-        """
+        """Checks until `stop`, so many halves at once; raises as `HalfChecker.run` does."""
         await self._run(self._answer, concurrency)
 
     async def _answer(self, letter: ReceivedMessage) -> None:

@@ -33,10 +33,6 @@ class AskedHalf:
     Attributes:
         id: Its id: 16 bytes.
         due_ms: The end of its hold, in Unix milliseconds; with the id it names the half.
-        topic: The topic that the message goes to, if the transaction is committed.
-        key: The message's key.
-        value: The message's value.
-        headers: The message's own headers, as they were sent.
         deliver_at_ms: When the message is due, if the transaction is committed, in Unix ms.
         attempt: How often it was asked about, with this time: 1 the first time.
         last_error: Why it was UNKNOWN the last time, as far as the check said it.
@@ -54,11 +50,7 @@ class AskedHalf:
 
 
 def half_of(letter: ReceivedMessage) -> AskedHalf:
-    """Reads a letter.
-
-    Raises:
-        UnreadableError: It is none.
-    """
+    """Reads a letter; raises UnreadableError if it is none."""
     id_ = letter.header("dw-id") or b""
     topic = letter.header(HALF_TOPIC)
     if not _ID.fullmatch(id_) or topic is None:

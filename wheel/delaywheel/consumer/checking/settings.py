@@ -13,12 +13,7 @@ from delaywheel.record_headers import GROUP_NAME, HALF_GROUP
 def checker_settings(
     group: str, bootstrap: str, cluster: str, options: GroupOptions
 ) -> ConsumerSettings:
-    """Returns the settings of the consumer that reads a group's letters.
-
-    Raises:
-        ValueError: A setting is invalid.
-        TypeError: An unknown option, or one that checks do not have.
-    """
+    """Returns the settings of a group's checkers; raises TypeError for an option that they lack."""
     if GROUP_NAME.fullmatch(group.encode(errors="replace")) is None:
         raise ValueError(f"group={group!r}: 1 to 200 letters, digits, '.', '_' and '-'")
     unknown = sorted(set(options) - set(GroupOptions.__annotations__))

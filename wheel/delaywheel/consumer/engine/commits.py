@@ -293,12 +293,10 @@ class Commits:
     def _look_for_topics(
         self, writers: Sequence[tuple[ReceivedMessage, Settlement]]
     ) -> bool | None:
-        """Fails records whose handlers have written to topics that are not there.
+        """Fails records whose handlers have written to topics that are not there; were there any?
 
-        The client would wait for such a topic, and all others with it.
-
-        Returns:
-            Whether there are any; None: Kafka does not say, or not to us.
+        The client would wait for such a topic, and all others with it. None: Kafka does not say, or
+        not to us.
         """
         state = self._state
         topics = {message: _topics_of(settlement) for message, settlement in writers}
@@ -415,11 +413,7 @@ class Commits:
         self._back_off()
 
     def _note_refusal(self, failure: TransactionFailure) -> bool:
-        """Notes that a right is missing, if it is; returns whether.
-
-        Raises:
-            ConsumerError: It is not waited for.
-        """
+        """Notes a missing right, if one is, and returns whether; raises unless it is waited for."""
         if failure.is_forbidden:
             self._state.is_commit_refused = True
             self._state.refused(failure.text)

@@ -92,12 +92,7 @@ class Deliveries:
     """The begun and the suspect partitions of one consumer."""
 
     def __init__(self, book: Book, most: int | None) -> None:
-        """Begins with none.
-
-        Args:
-            book: Where records are held back.
-            most: After how many deliveries a suspect is dead; None: nothing is counted.
-        """
+        """Begins with none; a suspect is dead after `most` deliveries alone. None: never."""
         self._book = book
         self._most = most
         self._watched: dict[Partition, _Watched] = {}
@@ -125,13 +120,7 @@ class Deliveries:
         known: Mapping[Partition, Passed | None],
         ends: Mapping[Partition, int],
     ) -> None:
-        """Takes partitions in, which the book has.
-
-        Args:
-            positions: Where each is read on; None: from its beginning.
-            known: What was committed for each.
-            ends: Where each ends.
-        """
+        """Takes in partitions that the book has; a position of None is the beginning."""
         self.forget(positions)
         for at, position in positions.items() if self._most is not None else ():
             passed, end = known.get(at), ends.get(at, 0)

@@ -40,7 +40,8 @@ _SLOW_LOOK_S = 0.5
 class Dispatcher(Desk):
     """Where a consumer's messages come from, and are settled.
 
-    A handler may take longer than `handler_timeout`:
+    What takes messages raises ConsumerError once the consumer cannot continue. A handler may take
+    longer than `handler_timeout`:
 
     | the handler | its record | then |
     |---|---|---|
@@ -118,11 +119,7 @@ class Dispatcher(Desk):
             )
 
     def hand_out(self, most: int) -> Batch:
-        """Returns the longest-waiting records, up to this number; empty if none are available now.
-
-        Raises:
-            ConsumerError: The consumer cannot continue.
-        """
+        """Returns the longest-waiting records, up to this number; empty if none is available."""
         batch = Batch()
         with self._changed:
             self._state.raise_error()
@@ -141,11 +138,7 @@ class Dispatcher(Desk):
         return batch
 
     def hand_out_one(self) -> ReceivedMessage | None:
-        """Returns the longest-waiting record; None if none is available now.
-
-        Raises:
-            ConsumerError: The consumer cannot continue.
-        """
+        """Returns the longest-waiting record; None if none is available now."""
         with self._changed:
             self._state.raise_error()
             now_s = self._now_s()
@@ -155,11 +148,7 @@ class Dispatcher(Desk):
             return message
 
     def take_turns(self, most: int) -> list[ReceivedMessage]:
-        """Returns up to so many records whose turn it is; `end_turn` is to follow for each.
-
-        Raises:
-            ConsumerError: The consumer cannot continue.
-        """
+        """Returns up to so many records whose turn it is; `end_turn` is to follow for each."""
         taken: list[ReceivedMessage] = []
         with self._changed:
             self._state.raise_error()

@@ -27,17 +27,7 @@ class HandlerThreads:
         take: Callable[[], list[ReceivedMessage]],
         desk: Dispatcher,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            handle: The handler.
-            concurrency: How many threads.
-            take: Returns a message whose turn it is; waits a moment for it.
-            desk: Where turns end.
-
-        Raises:
-            ValueError: `concurrency` is below 1.
-        """
+        """Starts nothing yet; `take` waits a moment for messages whose turn it is."""
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: at least 1")
         self._handle = handle
@@ -51,11 +41,7 @@ class HandlerThreads:
         ]
 
     def run(self) -> None:
-        """Handles what can be taken until the end.
-
-        Raises:
-            BaseException: What a handler raised that means neither retry nor dead.
-        """
+        """Handles what can be taken until the end; raises what means neither retry nor dead."""
         try:
             for thread in self._threads:
                 thread.start()
@@ -70,11 +56,7 @@ class HandlerThreads:
         self._raise()
 
     def run_here(self) -> None:
-        """Handles on the caller's thread what can be taken until the end.
-
-        Raises:
-            BaseException: As `run`.
-        """
+        """Handles on the caller's thread what can be taken until the end; raises as `run`."""
         self._work()
         self._desk.end_parking()
         self._raise()

@@ -66,14 +66,7 @@ class HeldUp:
     def failed(
         self, cut: Cut, unanswered: AbstractSet[str], unable: AbstractSet[str], now_s: float
     ) -> None:
-        """Takes in that a transaction failed.
-
-        Args:
-            cut: What it was to commit.
-            unanswered: The topics that have not answered it.
-            unable: Those of which Kafka says why.
-            now_s: The time, on the monotonic clock.
-        """
+        """Takes in that a transaction failed; `unable` are the unanswered that Kafka explains."""
         silent = unanswered & (unable | self._failed | self._topics.keys())
         self._failed = unanswered
         for block, _, settlement in cut.settled():

@@ -18,11 +18,7 @@ _ASK_LIMITS_S: Final = 0.5
 
 
 def note_missing(state: EngineState, existing: Collection[str]) -> None:
-    """Notes topics that are to be read, and are not there.
-
-    Args:
-        existing: The topics that are there, of those that are named at least.
-    """
+    """Notes topics that are to be read, and are not among the existing ones."""
     topics = state.settings.topics
     missing = topics.named - set(existing) - state.unseen
     texts = [f"topic {name} does not exist" for name in sorted(missing)]

@@ -42,11 +42,7 @@ a pattern matches."""
 
 
 class Engine:
-    """One consumer's thread, and the desk where its messages are settled.
-
-    Attributes:
-        desk: Where messages come from, and are settled.
-    """
+    """One consumer's thread, and the desk where its messages come from and are settled."""
 
     def __init__(self, state: EngineState) -> None:
         """Does nothing before `start`."""
@@ -96,21 +92,16 @@ class Engine:
         return self.desk.figures(self._lookout.lags)
 
     def start(self) -> None:
-        """Starts the thread.
-
-        Raises:
-            RuntimeError: It was started before.
-        """
+        """Starts the thread; raises RuntimeError if it was started before."""
         if self._thread.ident is not None:
             raise RuntimeError("a consumer has one with block: make another one for the next")
         self._thread.start()
 
     def check_runs(self) -> None:
-        """Does nothing while there is somebody to wait for, or once everything has ended.
+        """Raises RuntimeError where whoever waits for the thread would wait for ever.
 
-        Raises:
-            RuntimeError: The thread was never started, or is that of the process that forked this
-                one, or is here: whoever waits would wait for ever.
+        It was never started, or is that of the process that forked this one, or is here. Nothing is
+        raised once everything has ended.
         """
         self._state.check_may_wait("messages cannot be waited for")
         if not self._thread.is_alive() and not self.has_ended:
@@ -126,8 +117,7 @@ class Engine:
     def pause(self, partitions: Sequence[Partition], *, on: bool) -> None:
         """Pauses or resumes handing out and fetching: of these partitions, or of all.
 
-        Raises:
-            ValueError: A partition to be paused is not assigned.
+        Raises ValueError for one to be paused that is not assigned.
         """
         with self._changed:
             if partitions and on:
@@ -145,12 +135,7 @@ class Engine:
         """Reads a partition from another offset or time on, once the engine's thread has done so.
 
         On that thread itself it returns at once; nothing is fetched or handed out before it is so.
-
-        Raises:
-            ValueError: The partition is not assigned, or no longer; or order is kept; or the offset
-                is negative, or the time has no zone.
-            ConsumerError: The consumer cannot continue.
-            RuntimeError: It does not run in this process.
+        Raises as `RetryConsumer.seek`, and RuntimeError if it does not run in this process.
         """
         if self._state.order is not None:
             raise ValueError("seek: not with ordered, which knows what is away of each partition")
@@ -185,11 +170,7 @@ class Engine:
         self._state.is_stopping = True
 
     def join(self) -> None:
-        """Waits for the thread to end.
-
-        Raises:
-            ConsumerError: It failed.
-        """
+        """Waits for the thread to end; raises the ConsumerError that ended it."""
         self.join_quietly()
         self._state.raise_error()
 

@@ -38,11 +38,7 @@ class PatternWatch:
         self._refused: dict[str, _RefusedTopic] = {}
 
     def begin(self) -> bool:
-        """Takes in what there is now; True.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Takes in what there is now; True."""
         if self._topics.has_patterns:
             self._follow()
         return True

@@ -21,13 +21,7 @@ _LOG = logging.getLogger("delaywheel.consumer")
 
 
 class FoundPositions(NamedTuple):
-    """Where partitions are read on, with what that was found from.
-
-    Attributes:
-        positions: The next offset of each; None: from the beginning.
-        known: What the group has committed for each.
-        ends: Where each ends.
-    """
+    """Where partitions are read on (None: from the beginning), their commits, and their ends."""
 
     positions: dict[Partition, int | None]
     known: Mapping[Partition, Passed | None]
@@ -84,9 +78,6 @@ class Positions:
         If a group begins at the end, that position is committed before it is used: later records
         are not skipped, even if this consumer dies at once. Of a partition that was left out, none
         is skipped that came since, by the time that the records say.
-
-        Raises:
-            KafkaUnavailable: Try again.
         """
         others = set(self._state.ours) - set(partitions)
         topics = self._broker.topics(self._named_topics)
@@ -131,11 +122,7 @@ class Positions:
         return FoundPositions(positions, known, ends)
 
     def with_leaders(self) -> list[Partition]:
-        """Returns those of our partitions that were left out, and have their leaders now.
-
-        Raises:
-            KafkaUnavailable: Try again.
-        """
+        """Returns those of our partitions that were left out, and have their leaders now."""
         waiting = self._note_leaderless()
         if not waiting:
             return []

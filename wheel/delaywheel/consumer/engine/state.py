@@ -41,10 +41,6 @@ class EngineState:
         must_recover: Whether a transaction failed, and its producer must be replaced.
         is_draining: Whether partitions are being given up: settling is reported at once.
         gives_up_all: Whether these are all partitions: nothing is handed out.
-        is_stopping: Whether the end was asked for.
-        thread_id: Of the engine's thread, once it runs.
-        has_ended: Whether the thread has ended.
-        clock_ns: The wall clock.
         clock_s: The monotonic clock, by which handlers have their time.
         give_up_s: When to stop insisting, on the monotonic clock; None: when the end is asked for.
         refused_since_s: Since when a right is missing, on the monotonic clock; None: none is.
@@ -54,7 +50,6 @@ class EngineState:
         are_counts_forbidden: Whether the trace's counts are left out of transactions, as a right is
             missing.
         unseen: The topics that these credentials may not even describe now.
-        error: What ended the thread.
     """
 
     def __init__(
@@ -137,11 +132,7 @@ class EngineState:
         return threading.get_ident() == self.thread_id
 
     def check_may_wait(self, what: str) -> None:
-        """Does nothing where others may be waited for.
-
-        Raises:
-            RuntimeError: The engine's thread is here, and would wait for itself.
-        """
+        """Raises RuntimeError on the engine's thread, which would wait for itself."""
         if self.is_own_thread:
             raise RuntimeError(
                 f"{what}: not in an event or on_lost, which the consumer's own thread calls:"
@@ -171,11 +162,7 @@ class EngineState:
         return [one for one in self.settings.topics.read_topics if one not in self.unseen]
 
     def refused(self, text: str) -> None:
-        """Takes in that Kafka refuses something for want of a right.
-
-        Raises:
-            ConsumerError: It is not waited for, or was for long enough.
-        """
+        """Takes in that a right is missing; raises ConsumerError unless it is waited for."""
         now_s, wait_ms = time.monotonic(), self.settings.wait_for_rights_ms
         if self.refused_since_s is None:
             self.refused_since_s = now_s
@@ -185,12 +172,7 @@ class EngineState:
         self.note_trouble(ConsumerTrouble.NOT_AUTHORIZED, text)
 
     def ask(self, ask: Callable[[], _T]) -> _T:
-        """Asks Kafka.
-
-        Raises:
-            KafkaUnavailable: Try again; RightMissing, for a right that is waited for, is one.
-            ConsumerError: It is impossible.
-        """
+        """Asks Kafka; raises RightMissing, a KafkaUnavailable, for a right that is waited for."""
         try:
             return ask()
         except ConsumerError as error:
@@ -222,12 +204,7 @@ class EngineState:
         return insist(partial(self.ask, ask), note, gives_up)
 
     def raise_error(self) -> None:
-        """Raises what ended the thread, if anything did.
-
-        Raises:
-            ConsumerError: The consumer cannot continue.
-            RuntimeError: The thread ended for another reason.
-        """
+        """Raises what ended the thread, if anything did: ConsumerError, or else RuntimeError."""
         if self.error is not None:
             if isinstance(self.error, ConsumerError):
                 raise self.error

@@ -81,12 +81,9 @@ def translated_errors() -> Iterator[None]:
 def failure_of(
     raised: Exception, refused: Iterable[tuple[str, KafkaError]], *, is_before_end: bool
 ) -> TransactionFailure:
-    """Returns why a transaction failed.
+    """Returns why a transaction failed: by the call's error, and those of undelivered records.
 
-    Args:
-        raised: The error of the client's call.
-        refused: The topics and errors of records that were not delivered.
-        is_before_end: Whether the end of the transaction was not requested yet.
+    `is_before_end`: its end was not requested yet.
     """
     causes = [(f"{topic}: {error.str()}", error) for topic, error in refused]
     if isinstance(raised, KafkaException) and isinstance(raised.args[0], KafkaError):

@@ -283,8 +283,7 @@ class KafkaBroker:
     def _join_anew(self, fence: str) -> None:
         """Joins for a client that is fenced, and has ended by that.
 
-        Raises:
-            ConsumerError: Another consumer has the instance.
+        Raises ConsumerError if another consumer has the instance.
         """
         if not self._fences.should_join_anew(self._member_id):
             raise self._taken(fence)
@@ -316,11 +315,7 @@ class KafkaBroker:
         return may_write(self._asking, topic)
 
     def _is_record(self, message: Message) -> bool:
-        """Whether it is a record, and not an error that is worth a line in the log.
-
-        Raises:
-            ConsumerError: It is an error with which nothing goes on.
-        """
+        """Whether it is a record; raises an error with which nothing goes on, and logs others."""
         error = message.error()
         if error is None:
             return True

@@ -54,12 +54,9 @@ class OrderTopics:
         group: str,
         ends_of: Callable[[list[Partition]], Mapping[Partition, int]],
     ) -> None:
-        """Connects when it reads.
+        """Connects when it reads; the group's rights count, and nothing is committed.
 
-        Args:
-            client: Settings of the Kafka client.
-            group: The group, whose rights count; nothing is committed.
-            ends_of: Asks for the offsets after the last records, open transactions included.
+        `ends_of` asks for the offsets after the last records, open transactions included.
         """
         self._client = {**client, "group.id": group, "enable.auto.commit": False}
         self._ends_of = ends_of
@@ -70,13 +67,8 @@ class OrderTopics:
     ) -> dict[Partition, list[Away]]:
         """Returns what is away now, by partition of an order topic.
 
-        Args:
-            partitions: Of which.
-            tell: Is called every few seconds with how many records are unread.
-
-        Raises:
-            KafkaUnavailable: Kafka does not answer, or a transaction stays open.
-            KafkaException: Kafka refuses.
+        `tell` is called every few seconds with how many records are unread. Raises KafkaUnavailable
+        if Kafka does not answer, or a transaction stays open.
         """
         ends = self._ends_of(partitions)
         now_s = time.monotonic()

@@ -149,14 +149,9 @@ def _hash(text: str) -> int:
 def limits_of(reader: Consumer, ingress: str) -> IngressLimits | None:
     """Returns what ingress takes: its group says it beside the offset of partition 0.
 
-    Args:
-        reader: A client of that group, which it does not join. An admin client's
-            `list_consumer_group_offsets` ends the process if the group has just got another
-            coordinator (librdkafka's issue 5040).
-        ingress: The name of the topic, and of the group.
-
-    Raises:
-        KafkaException: Kafka does not answer.
+    `reader` is a client of that group, which it does not join. An admin client's
+    `list_consumer_group_offsets` ends the process if the group has just got another coordinator
+    (librdkafka's issue 5040).
     """
     try:
         (found,) = reader.committed([TopicPartition(ingress, 0)], timeout=ASK_S)
@@ -232,8 +227,7 @@ def check_rights(
 ) -> None:
     """Checks that these credentials may read and write what the consumer will, if Kafka says so.
 
-    Raises:
-        ConsumerError: NOT_AUTHORIZED, with the topic and what is missing.
+    Raises ConsumerError, NOT_AUTHORIZED, with the topic and what is missing.
     """
     for missing in rights_missing(admin, topics, ingress, ordered=ordered):
         raise ConsumerError(
@@ -290,11 +284,7 @@ def _allowed(
 
 
 def check_policies(admin: AdminClient, topics: Iterable[TopicNames], *, ordered: bool) -> None:
-    """Checks that the topics of retries and letters keep all records, and those of orders the last.
-
-    Raises:
-        ConsumerError: One of them does not.
-    """
+    """Raises ConsumerError unless topics of retries and letters keep all, of orders the last."""
     for names in topics:
         for name in (names.retry, names.dead):
             if "compact" in _config(admin, name).get("cleanup.policy", "delete"):
@@ -313,8 +303,7 @@ def check_policies(admin: AdminClient, topics: Iterable[TopicNames], *, ordered:
 def check_sizes(admin: AdminClient, topics: Iterable[TopicNames], ingress: str) -> dict[str, int]:
     """Returns the largest batch that the ingress topic and those of retries and letters take.
 
-    Raises:
-        TopicTooSmall: One of these takes less than the topic whose records go there.
+    Raises TopicTooSmall if one of these takes less than the topic whose records go there.
     """
     most_bytes = {ingress: _largest_batch(admin, ingress) or LARGEST_BATCH_BYTES}
     for names in topics:

@@ -59,11 +59,7 @@ class _CoordinatorAwayError(KafkaUnavailable):
 
 
 class Transaction:
-    """One transaction of a producer.
-
-    Attributes:
-        is_copy_loose: Whether the client may have repeated the end of it.
-    """
+    """One transaction of a producer; `is_copy_loose` if the client may have repeated its end."""
 
     def __init__(
         self,
@@ -71,11 +67,9 @@ class Transaction:
         unable: Callable[[Collection[str]], AbstractSet[str]],
         should_leave: Callable[[], bool],
     ) -> None:
-        """Begins nothing.
+        """Begins nothing; `unable` asks which topics cannot be written to, if Kafka says so soon.
 
-        Args:
-            unable: Returns which of these topics cannot be written to now, if Kafka says so soon.
-            should_leave: Whether its coordinator is away, and another id has one.
+        `should_leave` says whether its coordinator is away, and another id has one.
         """
         self._producer = producer
         self._unable_of = unable
@@ -210,12 +204,9 @@ class Transaction:
         """Adds offsets to a transaction, on a thread that may be abandoned.
 
         The call of librdkafka does not end while the group's coordinator is away, whatever its
-        time-out (its issue 5456), and when a single broker was restarted it did not end at all. The
-        producer is replaced then, which fences the transaction that the call belongs to.
-
-        Raises:
-            KafkaException: Kafka, or the client, refused.
-            KafkaUnavailable: The call did not end.
+        time-out (its issue 5456), and when a single broker was restarted it did not end at all.
+        KafkaUnavailable is raised then, and the producer is replaced, which fences the transaction
+        that the call belongs to.
         """
         raised: list[Exception] = []
         has_ended = threading.Event()

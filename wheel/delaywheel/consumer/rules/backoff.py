@@ -29,16 +29,9 @@ Failure: TypeAlias = BaseException | str | None
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """Delays that grow by a factor.
+    """Delays that grow by a factor, from `first`, before the second attempt, to `cap` at most.
 
-    Attributes:
-        first: The delay before the second attempt.
-        cap: The longest delay.
-        factor: How much longer each is than the one before.
-        retries: How many further attempts there are; then a record is dead.
-
-    Raises:
-        ValueError: A number is out of range, or a text is not a duration.
+    After `retries` further attempts a record is dead.
 
     Example:
         Ten further attempts, after 5 s, 10 s, 20 s, …, at most 10 min::
@@ -61,13 +54,7 @@ class ExponentialBackoff:
             raise ValueError(f"retries={self.retries}: at least 0")
 
     def delay_ms(self, attempt: int) -> int | None:
-        """Returns the delay after this attempt; None: it was the last one.
-
-        Example:
-            >>> backoff = ExponentialBackoff("5s", cap="1m", retries=5)
-            >>> [backoff.delay_ms(attempt) for attempt in range(1, 7)]
-            [5000, 10000, 20000, 40000, 60000, None]
-        """
+        """Returns the delay after this attempt; None: it was the last one."""
         if attempt > self.retries:
             return None
         cap_ms = length_ms(self.cap)
@@ -88,12 +75,9 @@ DEFAULT_RETRY: Final = ("5s", "30s", "2m", "10m", "30m")
 
 
 class Delays(NamedTuple):
-    """A checked back-off.
+    """A checked back-off: `after` returns a delay in milliseconds; None: that attempt was the last.
 
-    Attributes:
-        after: Returns the delay in milliseconds after a failed attempt; None: it was the last one.
-        longest_ms: The longest; 0: unknown.
-        is_chosen: Whether the program chooses itself which attempt is the last one.
+    The longest delay is 0 if it is unknown; `is_chosen` if the program chooses the last attempt.
     """
 
     after: Callable[[ReceivedMessage, Failure], int | None]
@@ -102,12 +86,7 @@ class Delays(NamedTuple):
 
 
 def delays_of(given: Backoff) -> Delays:
-    """Checks a back-off.
-
-    Raises:
-        ValueError: A text is not a duration.
-        TypeError: It is a single text, or not a back-off, or a function that has to be awaited.
-    """
+    """Checks a back-off; raises ValueError for a text that is no duration, else TypeError."""
     if isinstance(given, str):
         raise TypeError(f"retry={given!r}: give a list of delays, such as ({given!r},)")
     if isinstance(given, ExponentialBackoff):

@@ -31,13 +31,8 @@ from delaywheel.levels import Duration, length_ms
 class CircuitBreaker:
     """When a consumer hands out nothing but one record at a time.
 
-    Attributes:
-        share: Which part of the attempts must have failed.
-        of: Of how many, the last ones.
-        wait: How long before a record is tried.
-
-    Raises:
-        ValueError: A number is out of range, or a text is not a duration.
+    That is from when `share` of the last `of` attempts have failed; a record is tried each time
+    that `wait` is over.
     """
 
     share: float = 0.5

@@ -30,10 +30,8 @@ _SERVER_ERRORS: Final = range(500, 600)
 class FieldContext(NamedTuple):
     """Where the bytes stand: what confluent-kafka's `SerializationContext` says.
 
-    Attributes:
-        topic: The topic that the record was first read from.
-        field: `key` or `value`; equal to confluent-kafka's `MessageField`.
-        headers: The record's own headers.
+    The topic is the one that the record was first read from, the headers are its own; `field` is
+    equal to confluent-kafka's `MessageField`.
     """
 
     topic: str
@@ -52,11 +50,7 @@ def read_json(content: bytes, _: object) -> Any:
 
 
 def deserializers_of(given: Mapping[Field, Deserializer | None]) -> dict[Field, Deserializer]:
-    """Returns those that are given.
-
-    Raises:
-        TypeError: One cannot be called, or has to be awaited.
-    """
+    """Returns those that are given; raises TypeError for one that is no plain function."""
     found: dict[Field, Deserializer] = {}
     for field, deserializer in given.items():
         if deserializer is None:

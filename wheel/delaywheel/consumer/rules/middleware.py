@@ -42,11 +42,7 @@ Middleware: TypeAlias = Callable[[Any, Handler], Any]
 
 
 def wrapped(handle: Handler | HandlersByTopic, middleware: Sequence[Middleware]) -> Handler:
-    """Returns a handler, or that of each message's topic, with all middleware around it.
-
-    Raises:
-        TypeError: One is no function, or has to be awaited.
-    """
+    """Returns a handler, or that of each message's topic, with all middleware around it."""
     for each in _handlers_in(handle):
         check_plain("handle", each)
     called = _by_topic(handle) if isinstance(handle, Mapping) else _ended(handle)
@@ -78,11 +74,7 @@ def _of_topic(handlers: HandlersByTopic, topic: str) -> Handler:
 
 
 def check_topics(handle: Handler | HandlersByTopic, read: Collection[str]) -> None:
-    """Checks that handlers by topic are of the topics and patterns that are read, and of each.
-
-    Raises:
-        ValueError: One is missing, or of another topic.
-    """
+    """Raises ValueError unless handlers by topic are of all that is read, and of nothing else."""
     if isinstance(handle, Mapping) and (wrong := sorted(handle.keys() ^ set(read))):
         raise ValueError(f"handlers by topic: {', '.join(wrong)}: one for each topic that is read")
 
@@ -100,11 +92,7 @@ def _ended(function: Callable[..., object], *beside: object) -> Handler:
 def wrapped_awaited(
     handle: Callable[[Any], Awaitable[object]] | HandlersByTopic, middleware: Sequence[Middleware]
 ) -> Callable[[Any], Coroutine[Any, Any, object]]:
-    """Returns a coroutine function, or that of each message's topic, with all middleware around it.
-
-    Raises:
-        TypeError: One is no coroutine function.
-    """
+    """As `wrapped`, of coroutine functions."""
     for each in _handlers_in(handle):
         check_awaited("handle", each)
 
@@ -142,11 +130,7 @@ def _awaited_around(
 
 
 def check_middleware(middleware: Sequence[Middleware], *, is_awaited: bool) -> None:
-    """Checks that middleware fits the handlers that it is to stand around.
-
-    Raises:
-        TypeError: It is no function, or not awaited as they are.
-    """
+    """Raises TypeError for middleware that is not called, or awaited, as the handlers are."""
     for one in middleware:
         if not callable(one):
             raise TypeError(f"middleware {one!r}: not a function")

@@ -135,11 +135,7 @@ class Policy:
         return self._limits is not None
 
     def learn_limits(self, limits: IngressLimits | None) -> None:
-        """Takes in what ingress takes now.
-
-        Raises:
-            ConsumerError: A level is beyond the span.
-        """
+        """Takes in what ingress takes now; raises ConsumerError if a level is beyond the span."""
         self._limits = limits
         delays = (self._settings.retry, *(each for _, each in self._settings.retry_by))
         longest_ms = int(max(each.longest_ms for each in delays) * (1 + self._settings.jitter))
@@ -334,16 +330,10 @@ class Policy:
         return record.length_bytes + _BATCH_BYTES + _HEADER_BYTES * len(record.headers)
 
     def written(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> Outgoing:
-        """Returns what a handler writes, as it goes to Kafka.
+        """Returns what a handler writes, as it goes to Kafka; through delaywheel, if it is delayed.
 
-        Args:
-            message: What it handles.
-            record: What it gave.
-            is_delayed: Whether delaywheel brings it to its topic, when it is due.
-
-        Raises:
-            MessageInvalidError: Ingress does not take it, or its topic is one in which Kafka or
-                delaywheel keeps its own records: brokers answer that like a missing right.
+        Raises MessageInvalidError if ingress does not take it, or its topic is one in which Kafka
+        or delaywheel keeps its own records: brokers answer that like a missing right.
         """
         if record.topic == self._ingress_topic or is_reserved_topic(record.topic):
             raise MessageInvalidError(
@@ -394,8 +384,7 @@ class Policy:
     ) -> Settlement:
         """Returns what becomes of a record whose outcome Kafka does not take.
 
-        Raises:
-            ConsumerError: Nothing is left to try.
+        Raises ConsumerError if nothing is left to try.
         """
         if refused.writes is not None:
             return self.write_failed(message, why, now_ms)

@@ -19,12 +19,8 @@ Whoever has patterns looks at all topics of the cluster every few seconds:
 | is missing at the next look, too | no longer read; what is in hand of it is forgotten |
 | is there again | new; decision 119 tells it from the one before |
 
-| a topic that is named | then |
-|---|---|
-| is missing at the start | the consumer stops, TOPIC_MISSING |
-| is deleted later | a trouble, NO_TOPIC; the others are read on |
-
-A pattern that matches nothing is the same trouble.
+A topic that is named and missing at the start stops the consumer, TOPIC_MISSING. One that is
+deleted later, or a pattern that matches nothing, is a trouble, NO_TOPIC; the others are read on.
 """
 
 from __future__ import annotations
@@ -60,23 +56,13 @@ class TopicNames:
 class Subscription:
     """The topics that are read now, by `TopicNames`; one thread changes it, all may read it.
 
-    Attributes:
-        given: The names and patterns.
-        named: The source topics that are named.
-        read_topics: The source and retry topics.
-        retry_topics: The retry topics; also of what is no longer read, but may be in hand.
+    `retry_topics` also has those of what is no longer read, but may be in hand.
     """
 
     def __init__(self, topics: Sequence[str], group: str, made: Mapping[str, GroupTopic]) -> None:
-        """Begins with the topics that are named.
+        """Begins with the topics that are named; `made` are the names of the group's own, by use.
 
-        Args:
-            topics: Names and patterns.
-            group: The group.
-            made: The names of the group's own topics, by use.
-
-        Raises:
-            ValueError: A name or a pattern is invalid, or two topics would be one.
+        Raises ValueError if a name or a pattern is invalid, or two topics would be one.
         """
         self._group, self._made = group, made
         self._patterns = tuple(_pattern(one) for one in topics if one.startswith("^"))
@@ -122,11 +108,7 @@ class Subscription:
         self.read_topics = tuple(by_topic)
 
     def matches(self, existing: Collection[str]) -> tuple[list[TopicNames], dict[str, str]]:
-        """Returns what the patterns match, and why some of that cannot be read.
-
-        Args:
-            existing: The topics of the cluster.
-        """
+        """Returns what the patterns match of all topics, and why some of that cannot be read."""
         found: list[TopicNames] = []
         refused: dict[str, str] = {}
         # What is read already comes first: a new topic must not take its names.

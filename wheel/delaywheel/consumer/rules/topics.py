@@ -29,9 +29,6 @@ class GroupTopic:
         replication_factor: The same for replicas; None: one a broker, three at most.
             `min.insync.replicas` is one less, at least 1, unless `config` says otherwise.
         config: Further settings to create it with, as Kafka names them: `retention.ms`.
-
-    Raises:
-        ValueError: A number or a setting is refused.
     """
 
     name: str | None = None
@@ -53,11 +50,7 @@ class GroupTopic:
             raise ValueError(f"name={self.name!r}: there is no {{{unknown[0]}}}")
 
     def name_for(self, source: str, use: str, group: str) -> str:
-        """Returns its name for a topic that is read.
-
-        Raises:
-            ValueError: It is no name of a topic, or lacks the group's name.
-        """
+        """Returns its name for a topic; raises ValueError if that is none, or lacks the group's."""
         if self.name is None:
             name = _own_topic(source, use, group)
         else:
@@ -88,12 +81,8 @@ def is_group_topic(topic: str, known: AbstractSet[str], group: str) -> bool:
     """Whether a topic that exists is one that some group has of its own, by the usual names.
 
     `customer-order-created` is not one only because there is `customer`: a group with a topic for
-    the order of keys has one for retries and one for letters, too.
-
-    Args:
-        topic: Its name.
-        known: The topics of the cluster, and those that were there before.
-        group: The group that asks. Its own topics are known even if what it read is gone.
+    the order of keys has one for retries and one for letters, too. `known` also has topics that
+    were there before; the own ones of the group that asks are known even if what it read is gone.
     """
     for found in _USES.finditer(topic):
         source, use, rest = topic[: found.start()], found[1], topic[found.end(1) + 1 :]

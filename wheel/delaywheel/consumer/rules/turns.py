@@ -60,11 +60,7 @@ class KeyTurns:
             self._keys[message.key][0] = again
 
     def withdraw(self, partitions: Container[Partition]) -> list[ReceivedMessage]:
-        """Parks nothing of these partitions any more.
-
-        Returns:
-            What is to be handed out again: those, and others that are next.
-        """
+        """Parks nothing of these partitions; returns them, and others that are next, to go on."""
         found: list[ReceivedMessage] = []
         for key, queue in list(self._keys.items()):
             first = queue[0]

@@ -77,11 +77,7 @@ class CommittedOutcomes(NamedTuple):
 
 
 def check_events(events: ConsumerEvents) -> None:
-    """Checks that its methods are plain functions.
-
-    Raises:
-        TypeError: One has to be awaited.
-    """
+    """Raises TypeError if one of its methods has to be awaited."""
     for name in vars(ConsumerEvents):
         if not name.startswith("_"):
             check_plain(f"events.{name}", getattr(events, name))

@@ -16,11 +16,7 @@ class Figures(NamedTuple):
     """One moment of a consumer.
 
     Attributes:
-        counts: The numbers of records by outcome.
-        dead_reasons: The numbers of dead letters by reason.
-        held: Records that are held, in hand or not.
         held_bytes: Their keys, values and headers.
-        in_hand: Records that handlers have.
         oldest_in_hand_s: How long the record has been in hand that holds up its partition longest.
         suspects: Partitions whose records are handed out one by one: whoever had them before died.
         are_counts_forbidden: Whether the trace's counts are not in its transactions, as it may not

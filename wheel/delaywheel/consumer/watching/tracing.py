@@ -43,11 +43,8 @@ class CommittedRun:
     """Records of a block that were committed together, with the outcomes of those not merely done.
 
     Attributes:
-        block: Where they are.
-        begin: The index of the first.
         end: The index behind the last.
         settlements: The outcomes, by index.
-        group: Of the consumer.
         is_check: Whether the records are letters that ask about half messages.
     """
 
