@@ -57,12 +57,10 @@ class LetterCounts:
 
 @dataclass(slots=True)
 class Settled:
-    """The result of a replay or a drop.
+    """The result of a replay or a drop: how many letters were dealt with, each for good.
 
-    Attributes:
-        done: Letters that were dealt with, each for good.
-        refused: Letters that could not be sent, by reason; they still wait.
-        examples: The first of these, each with its reason.
+    Those that could not be sent still wait: `refused` counts them by reason, and `examples` are the
+    first.
     """
 
     done: int = 0

@@ -29,11 +29,7 @@ class DeadLettersReason(StrEnum):
 
 
 class DeadLettersError(RefusedError):
-    """Reading or settling failed; `outcome_known` concerns the last few letters.
-
-    Attributes:
-        reason: The error's name.
-    """
+    """Reading or settling failed; `outcome_known` concerns the last few letters."""
 
     @property
     def retry_helps(self) -> bool:

@@ -68,11 +68,7 @@ class LetterPlace(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses the text.
-
-        Raises:
-            ValueError: The text is not a place.
-        """
+        """Parses the text of a place; raises ValueError for any other."""
         match = _PLACE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not <partition>:<offset>")
@@ -99,11 +95,7 @@ class Letter:
     """One dead letter.
 
     Attributes:
-        place: Where it lies.
         timestamp_ms: When it became one, in Unix milliseconds.
-        key: The message's key.
-        value: The message's value.
-        headers: All of them, in order.
         dw_headers: What the headers that begin with `dw-` say, the last of each name.
     """
 
@@ -238,13 +230,10 @@ class Letter:
     def again(
         self, of_topic: str, *, to: str | None, as_new: bool, is_traced: bool = False
     ) -> Outgoing:
-        """Returns the record that sends the message again.
+        """Returns the record that sends the message again, to its own topic unless `to` is another.
 
-        Args:
-            of_topic: The dead-letter topic.
-            to: The topic to send to; None: the message's own.
-            as_new: Without the partition and timestamp that the message was given.
-            is_traced: With the root of its way.
+        `as_new`: without the partition and timestamp that the message was given; `is_traced`: with
+        the root of its way.
         """
         partition, timestamp_ms = None, None
         if not as_new:

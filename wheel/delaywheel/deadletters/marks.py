@@ -67,11 +67,8 @@ class LetterState(StrEnum):
 class Mark:
     """Some letters of one partition that were dealt with together.
 
-    Attributes:
-        state: What became of them.
-        at_ms: When, in Unix milliseconds.
-        to: The topic that they were all sent to, if it was not their own.
-        ranges: Their offsets: the first and last of each run, ascending.
+    `to` is the topic that they were all sent to, if it was not their own; `ranges` are the first
+    and last offset of each run, ascending.
     """
 
     state: LetterState
@@ -112,12 +109,7 @@ class Marks:
     """All letters of one topic that are marked, as far as marks were read."""
 
     def __init__(self, topic_id: str, ends_of_deleted: Mapping[int, int]) -> None:
-        """Starts without marks.
-
-        Args:
-            topic_id: Kafka's id of the dead-letter topic.
-            ends_of_deleted: The first offset that each partition still has.
-        """
+        """Starts without marks; `ends_of_deleted` are partitions' present first offsets."""
         self.topic_id = topic_id
         self._firsts = ends_of_deleted
         self._sets: dict[tuple[int, LetterState], _Offsets] = {}

@@ -21,22 +21,13 @@ class Origins:
     """The topics that incomplete letters come from."""
 
     def __init__(self, client: Mapping[str, Any], *, timeout_s: float) -> None:
-        """Connects when first used.
-
-        Args:
-            client: Settings of the Kafka client.
-            timeout_s: How long to wait for Kafka.
-        """
+        """Connects when first used."""
         self._client = client
         self._timeout_s = timeout_s
         self._readers: dict[str, TopicReader] = {}
 
     def whole(self, letter: Letter) -> Letter | str:
-        """Returns the letter with all of its record, or why that is impossible.
-
-        Raises:
-            DeadLettersError: Kafka is away.
-        """
+        """Returns the letter with all of its record, or why not; raises if Kafka is away."""
         if not letter.omitted:
             return letter
         origin = letter.origin

@@ -40,13 +40,7 @@ class TopicReader:
     """Reads one topic, in any number of passes; joins no group, so nothing is committed."""
 
     def __init__(self, client: Mapping[str, Any], topic: str, *, timeout_s: float) -> None:
-        """Connects when first used.
-
-        Args:
-            client: Settings of the Kafka client.
-            topic: The topic to read.
-            timeout_s: How long to wait for Kafka.
-        """
+        """Connects when first used."""
         self._topic = topic
         self._timeout_s = timeout_s
         self._consumer = Consumer(
@@ -66,19 +60,13 @@ class TopicReader:
         )
 
     def bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
-        """Returns, for each partition, the first offset and the one after the last.
-
-        Args:
-            partitions: How many Kafka has named.
-        """
+        """Returns the first offsets, and those after the last, of partitions that Kafka named."""
         return {number: self.bounds_of(number, _AWAY_IF_NAMED) for number in range(partitions)}
 
     def bounds_of(self, number: int, away: frozenset[int] = _AWAY) -> tuple[int, int]:
         """Returns the first offset of one partition, and the one after the last.
 
-        Args:
-            number: The partition.
-            away: The codes of errors that say that Kafka is away.
+        `away` are the codes of errors that say that Kafka is away.
         """
         where = TopicPartition(self._topic, number)
         bounds = self._asked(
@@ -108,11 +96,7 @@ class TopicReader:
             return ask_again_after_moves(ask, look, self._timeout_s)
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
-        """Yields all records of these ranges, in order within a partition.
-
-        Raises:
-            DeadLettersError: Kafka is away, or refuses.
-        """
+        """Yields all records of these ranges, in order within a partition."""
         left = {number: end for number, (first, end) in ranges.items() if first < end}
         starts = [TopicPartition(self._topic, number, ranges[number][0]) for number in left]
         self._consumer.assign(starts)

@@ -17,11 +17,9 @@ class Selection:
     Attributes:
         topic: The topic that the message was meant for, or that of a half message's commit; of a
             group's letter also the topic that its record was first read from.
-        reason: Why it is a dead letter.
         from_ms: They became letters at this time or later, in Unix milliseconds.
         to_ms: They became letters before this time.
         id: The message's id: 32 hex digits.
-        key: The message's key.
         headers: Values that the message must have under these names; None: any value.
         places: Where they lie; empty: anywhere.
     """

@@ -31,12 +31,10 @@ BATCH_BYTES: Final = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Send the message again.
+    """Send the message again, to its own topic unless `to` is another.
 
-    Attributes:
-        to: The topic to send to; None: the message's own.
-        as_new: Without the partition and timestamp that the message was given, and for a consumer
-            group without its attempts.
+    `as_new`: without the partition and timestamp that the message was given, and for a consumer
+    group without its attempts.
     """
 
     to: str | None = None
@@ -79,12 +77,8 @@ class Settling:
     ) -> None:
         """Settles nothing yet.
 
-        Args:
-            writer: The claim's producer.
-            marks: All marks before the claim.
-            again: Returns the record that sends a letter's message again, or why there is none.
-            limit: The most letters to settle.
-            on_progress: Called after each transaction.
+        The marks are all before the claim; `again` returns the record that sends a letter's message
+        again, or why there is none; `limit` is the most letters to settle.
         """
         self.settled = Settled()
         self.marks = marks
@@ -141,8 +135,7 @@ class Settling:
     ) -> bool:
         """Transacts all of these except refused ones, in as few transactions as possible.
 
-        Returns:
-            Whether it was one transaction with all of them, and the positions.
+        Returns whether it was one, with all of them and the positions.
         """
         if not batch:
             return False

@@ -50,12 +50,7 @@ def dead_letter_topic(cluster_id: str) -> str:
 
 
 def undecided_topic(cluster_id: str, group: str) -> str:
-    """Returns the name of the topic with the half messages that a group did not decide about.
-
-    Example:
-        >>> undecided_topic("main", "shop")
-        'delaywheel-main-halves-dead-shop'
-    """
+    """Returns the topic of a group's undecided halves, `delaywheel-main-halves-dead-shop`."""
     return f"{halves_topic(cluster_id)}-dead-{group}"
 
 
@@ -86,17 +81,10 @@ class DeadLetterTopic:
         timeout_s: float = 15.0,
         trace: EventReports | None = None,
     ) -> None:
-        """Connects when first used.
+        """Connects when first used; raises KafkaException for a setting that the client lacks.
 
-        Args:
-            topic: The topic's name.
-            client: Settings of the Kafka client, including `bootstrap.servers`.
-            timeout_s: How long to wait for Kafka.
-            trace: Whom it tells of letters that it replays or drops: a `delaywheel.trace.Trace`.
-
-        Raises:
-            KafkaException: The client does not know a setting.
-            TypeError: The trace is none.
+        `timeout_s` is how long to wait for Kafka; `trace` hears of letters that are replayed or
+        dropped.
         """
         check_trace(trace)
         self._trace = trace
@@ -143,8 +131,7 @@ class DeadLetterTopic:
     def get(self, place: LetterPlace) -> tuple[Letter, Mark | None]:
         """Returns one letter, and its mark if it was replayed or dropped.
 
-        Raises:
-            DeadLettersError: LETTER_MISSING, or as `letters`.
+        Raises DeadLettersError: LETTER_MISSING, or as `letters`.
         """
         bounds, marks = self._look()
         found: list[Mark] = []
@@ -162,9 +149,6 @@ class DeadLetterTopic:
         """Returns the groups for which half messages lie in topics of their own, undecided.
 
         None, unless this is a cluster's own topic. Letters that were dealt with may be among them.
-
-        Raises:
-            DeadLettersError: KAFKA_UNREACHABLE or KAFKA_REFUSED.
         """
         cluster = _CLUSTERS_OWN.fullmatch(self.name)
         if cluster is None:
@@ -195,17 +179,10 @@ class DeadLetterTopic:
         """Sends the messages of selected letters that still wait again, each exactly once.
 
         A letter that lacks a part of its record is made whole from where the record lies; if it is
-        gone from there, the letter is refused with ORIGIN_MISSING.
-
-        Args:
-            selection: Which letters.
-            to: The topic to send to; None: each message's own.
-            as_new: Without the partition and timestamp that a message was given.
-            limit: The most letters to deal with.
-            on_progress: Called after each transaction.
-
-        Raises:
-            DeadLettersError: What was done by then stays done; repeating the call does the rest.
+        gone from there, the letter is refused with ORIGIN_MISSING. A message goes to its own topic
+        unless `to` is another; `as_new`: without the partition and timestamp that it was given.
+        After a DeadLettersError what was done by then stays done, and repeating the call does the
+        rest.
         """
         if to is not None and self._is_reserved(to):
             raise DeadLettersError(
@@ -259,8 +236,7 @@ class DeadLetterTopic:
     ) -> Iterator[tuple[OffsetRanges, Settling]]:
         """Claims the letters: whoever had claimed them before settles no more.
 
-        Returns:
-            The topic's present first offsets and ends, and what settles letters.
+        Yields the topic's present first offsets and ends, and what settles letters.
         """
         self._make_marks_topic()
         writer, claim = self._claim()

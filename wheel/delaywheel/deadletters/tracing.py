@@ -99,11 +99,7 @@ class LettersToTell:
     """Letters of one topic that were decided, until it is known what became of them."""
 
     def __init__(self, topic: str, trace: EventReports | None) -> None:
-        """Begins with none.
-
-        Args:
-            trace: Whom it tells; None: nobody, and nothing is kept.
-        """
+        """Begins with none; keeps none without a trace."""
         self._topic: Final = topic
         self._trace: Final = trace
         self._open: Final[list[tuple[Letter, Decision, float | None]]] = []
@@ -127,9 +123,8 @@ class LettersToTell:
     def tell(self, settling: Settling, *, has_ended: bool = True) -> None:
         """Tells what became of those that are noted.
 
-        Args:
-            settling: It knows what was committed, and why letters were refused, of some.
-            has_ended: Whether it is known of all of them; else of those that wait it is not.
+        `settling` knows what was committed, and why letters were refused, of some. Unless it
+        `has_ended`, what became of those that wait is not known.
         """
         refused, decided = dict(settling.settled.examples), list[DecidedLetter]()
         for letter, decision, took_s in self._open:

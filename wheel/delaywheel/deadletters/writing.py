@@ -52,9 +52,8 @@ _FENCED = frozenset(
 class RefusedTransaction:
     """Nothing of a transaction was committed, because one of its records was refused.
 
-    Attributes:
-        why: In Kafka's words, beginning with its name of the error.
-        number: Which record; None: unknown.
+    It has this number, unless that is not known; `why` is in Kafka's words, beginning with its name
+    of the error.
     """
 
     why: str
@@ -102,8 +101,7 @@ class LetterWriter:
     ) -> RefusedTransaction | None:
         """Commits records together with the marks of their letters; None means committed.
 
-        Raises:
-            DeadLettersError: It is not; `outcome_known` says whether that is certain.
+        Of a DeadLettersError `outcome_known` says whether it is certain that it is not.
         """
         try:
             self._producer.begin_transaction()

@@ -22,19 +22,8 @@ AsyncLetterHandler: TypeAlias = Callable[[Letter], Awaitable[Decision | None]]
 class AsyncDeadLetterConsumer:
     """`DeadLetterConsumer` for the coroutines of one loop: one after another, as there.
 
-    Kafka is asked on a thread, so that the loop goes on meanwhile.
-
-    Args:
-        topic: As there, and all others.
-        client: Settings of the Kafka client.
-        handlers: Coroutine functions.
-        otherwise: One for all other reasons.
-        retry: The delays after which a handler that raised is called again.
-        takeover_after: How long letters wait for another process that has claimed them.
-        trace: Whom it tells what became of each letter.
-
-    Raises:
-        TypeError: A handler is no coroutine function.
+    Kafka is asked on a thread, so that the loop goes on meanwhile. The arguments are the same, but
+    handlers are coroutine functions.
 
     Example:
         ::
@@ -92,11 +81,7 @@ class AsyncDeadLetterConsumer:
         self._letters.stop()
 
     async def run(self) -> None:
-        """Handles letters until `stop`; if it is cancelled, so is the handler at work.
-
-        Raises:
-            DeadLettersError: It cannot continue: there is no such topic, or Kafka refuses.
-        """
+        """Handles letters until `stop`; if it is cancelled, so is the handler at work."""
         self._loop = asyncio.get_running_loop()
         running = asyncio.ensure_future(asyncio.to_thread(self._letters.run))
         try:

@@ -48,20 +48,13 @@ _COMMIT_S: Final = 0.2
 
 
 class DeadLetterConsumer:
-    """Gives the letters of one topic to handlers, as they come.
+    """Gives the letters of one topic, a consumer group's or delaywheel's own, to handlers.
 
     Args:
-        topic: The topic of letters: of a consumer group, or delaywheel's own.
-        client: Settings of the Kafka client, including `bootstrap.servers`.
         handlers: For each reason what decides about its letters; None counts as `KEEP`.
         otherwise: What decides about all others; None: they are kept.
         retry: The delays after which a handler that raised is called again, for the same letter.
         takeover_after: How long letters wait for another process that has claimed them.
-        trace: Whom it tells what became of each letter: a `delaywheel.trace.Trace`.
-
-    Raises:
-        ValueError: A duration is none.
-        TypeError: A handler is a coroutine function, or what is given is of another kind.
 
     Example:
         ::
@@ -128,8 +121,7 @@ class DeadLetterConsumer:
     def run(self) -> None:
         """Handles letters until `stop`; waits while Kafka is away, or another process is at work.
 
-        Raises:
-            DeadLettersError: It cannot continue: there is no such topic, or Kafka refuses.
+        Raises DeadLettersError if there is no such topic, or Kafka refuses.
         """
         wait_s = _LOOK_S
         while not self._is_stopping:
@@ -267,22 +259,14 @@ class DeadLetterConsumer:
 
 
 def given_handlers(handlers: Mapping[str, _Handler], otherwise: _Handler | None) -> list[_Handler]:
-    """Returns all handlers.
-
-    Raises:
-        TypeError: They are not given by reason.
-    """
+    """Returns all handlers; raises TypeError if they are not given by reason."""
     if not isinstance(handlers, Mapping):
         raise TypeError(f"handlers must be a Mapping, not {type(handlers).__name__}")
     return [*handlers.values(), *([] if otherwise is None else [otherwise])]
 
 
 def checked_decision(handler: Callable[..., object], decision: object) -> Decision:
-    """Returns what a handler has decided; None counts as `KEEP`.
-
-    Raises:
-        TypeError: It is no decision; FunctionKindError, if it is still to run.
-    """
+    """Returns what a handler has decided; None counts as `KEEP`. Else raises TypeError."""
     check_ended(handler, decision)
     if decision is None:
         return KEEP

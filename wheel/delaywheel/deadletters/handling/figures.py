@@ -16,9 +16,7 @@ class LetterFigures(NamedTuple):
     Attributes:
         decided: The numbers of letters by reason, and by what became of each: `replayed`,
             `dropped`, `kept` or `refused` (it could not be sent again, and is kept).
-        handler_failures: How often handlers raised.
         waiting_offsets: Offsets that no handler has passed, as of the last look at the topic.
-        is_at_work: Whether this process has claimed the letters.
         trouble: What keeps it from its work now, in words; None if nothing does.
     """
 
@@ -30,14 +28,7 @@ class LetterFigures(NamedTuple):
 
 
 class LetterTally:
-    """Counts what was decided, once it is committed.
-
-    Attributes:
-        handler_failures: How often handlers raised.
-        waiting_offsets: Offsets that no handler has passed.
-        is_at_work: Whether the letters are claimed here.
-        trouble: What keeps the consumer from its work.
-    """
+    """Counts what was decided, once it is committed."""
 
     def __init__(self) -> None:
         """Begins with nothing."""
