@@ -23,21 +23,10 @@ class BatchInvalidError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHead:
-    """What the events of a batch have in common.
+    """What the events of a batch have in common: docs/TRACE.md has the fields.
 
-    Attributes:
-        kind: Of the events; a later version may have others than `schema.EventKind`.
-        cluster: The delaywheel cluster whose messages they are about.
-        reporter: One run of one program, a UUID in 32 hexadecimal digits.
-        number: Counts the reporter's batches, from 1: a number that is missing was lost.
-        client: The program's name for itself, Kafka's `client.id`; None: it gave none.
-        host: The name of its machine.
-        ip: That machine's address on the way to Kafka; None: unknown.
-        release: Of delaywheel.
-        share: Of all ways, how many are traced: from 0 to 1.
-        dropped: How many events were dropped since the reporter's last batch.
-        version: Of the format.
-        rest: Other fields, which a later version has.
+    A later version may have other kinds than `schema.EventKind`, and other fields: those are the
+    `rest`.
     """
 
     kind: str
@@ -55,11 +44,7 @@ class BatchHead:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Returns the head of a batch.
-
-        Raises:
-            BatchInvalidError: Something is missing, or is of another type.
-        """
+        """Returns the head of a batch; raises BatchInvalidError if it is not whole."""
         wanted = {**document, "version": document.get("v")}
         found: dict[str, Any] = {}
         for name, fits in _HEAD.items():
@@ -110,8 +95,7 @@ _dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enco
 def decode(record: bytes) -> tuple[BatchHead, dict[str, list[Any]]]:
     """Decodes a batch; columns of unknown names are as they were written.
 
-    Raises:
-        BatchInvalidError: It is none; the text says what is wrong first.
+    Raises BatchInvalidError, which says what is wrong first.
     """
     try:
         document = json.loads(record)

@@ -61,8 +61,7 @@ class CellKey(NamedTuple):
 class Counted(NamedTuple):
     """Messages of one topic that are counted together: columns of equal length.
 
-    Attributes:
-        late_ms: How late each was consumed; empty: they were sent.
+    `late_ms` is how late each was consumed; empty: they were sent.
     """
 
     direction: Direction
@@ -201,11 +200,7 @@ class EndCounts:
             self._says = sign
 
     def take(self, head: Mapping[str, Any]) -> dict[bytes, bytes]:
-        """Takes what is to be written, as the keys and values of records.
-
-        Args:
-            head: What all records of the reporter have: `reporter` among it.
-        """
+        """Takes what is to be written, as keys and values of records, which have this head."""
         is_behind = bool(self._under_way or self._unsent)
         taken, self._unsent = self._unsent, {}
         own = {**head, "lost": self._lost}
@@ -251,11 +246,7 @@ class ExactCounts:
     """
 
     def __init__(self, begin: Callable[[], CountsPart | None]) -> None:
-        """Begins with none.
-
-        Args:
-            begin: Returns a new part of the reporter; None: it does not know where it writes.
-        """
+        """Begins with none; `begin` returns a part of the reporter, if it knows where it writes."""
         self._begin: Final = begin
         self._part: CountsPart | None = None
         self._cells: dict[CellKey, Cell] = {}

@@ -39,11 +39,7 @@ class TraceProducer:
     """A producer of confluent-kafka."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Makes it; its connections are made by its own threads.
-
-        Raises:
-            ValueError: A setting is none, or has a value that the client does not take.
-        """
+        """Makes it, or raises ValueError for a setting; its own threads connect."""
         self._error = ""
         self._listed: Collection[str] = ()
         try:

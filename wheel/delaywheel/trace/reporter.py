@@ -7,14 +7,9 @@
 | dropped | no room, Kafka refuses it or is away too long, the end comes first | counted, and the |
 |   | | count is told with the next batch |
 
-| what happens | events |
-|---|---|
-| there is no topic for them, or no right, | they are held, 8 MiB of them, and the next ones |
-| or Kafka is away | dropped; the topic is looked for again each 10 s |
-| `flush` | all that are gathered are encoded at once, and waited for, until its time is over |
-| `close`, or the program's end | the same, 2 s at most; what is left then is dropped |
-| the process forks | the child begins anew: another reporter, without events; the parent goes on |
-| `kill -9`, `os._exit` | what is gathered or encoded is lost, and its number is missing |
+docs/TRACE.md, "A program's trace", says what becomes of them while Kafka is away, at the end, and
+after a fork. `flush` has all that are gathered encoded at once, and waits for them, until its time
+is over.
 
 Callers add columns under a lock that is never held while anything is encoded or sent. The thread
 starts with the first event. One line a minute, and one at the end, says how many were dropped, and
@@ -89,20 +84,15 @@ class TracePort(Protocol):
     """What a reporter needs of Kafka; used by one thread."""
 
     def clusters(self) -> list[str]:
-        """Returns the clusters that have a topic for events; may block for 2 s.
-
-        Raises:
-            OSError: Kafka does not say it.
-        """
+        """Returns the clusters that have a topic for events; may block for 2 s. Else an OSError."""
 
     def has_topic(self, topic: str) -> bool:
         """Whether Kafka listed it when it was asked for the clusters."""
 
     def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
-        """Has a record written; `on_end` is called in `poll`, with an error or with an empty text.
+        """Has a record written; raises OSError if it is not taken.
 
-        Raises:
-            OSError: It is not taken.
+        `on_end` is called in `poll`, with an error or with an empty text.
         """
 
     def poll(self, timeout_s: float) -> None:
@@ -147,12 +137,9 @@ class Reporter:
     ) -> None:
         """Prepares.
 
-        Args:
-            port: Makes the producer, on the reporter's thread.
-            prepared: Makes what is sent of columns as they were gathered, on that thread.
-            share: For the batches' heads.
-            kafka: The settings of the producer, for the names that the batches' heads have.
-            cluster: The delaywheel cluster; None: the only one in that Kafka that has a topic.
+        On the reporter's thread `port` makes the producer, and `prepared` what is sent of columns
+        as they were gathered. The share, and names in the settings `kafka`, are for the heads of
+        batches. Without a cluster it is the only one in that Kafka that has a topic.
         """
         self._open_port: Final = port
         self._prepared: Final = prepared

@@ -26,12 +26,7 @@ _HASHES: Final = 2**32
 
 
 class Chosen(NamedTuple):
-    """Which of some events are kept.
-
-    Attributes:
-        rows: Their numbers; None: all.
-        dropped: How many failures are not, since there are too many.
-    """
+    """Which of some events are kept, by number (None: all), and how many failures are too many."""
 
     rows: list[int] | None
     dropped: int = 0

@@ -67,13 +67,7 @@ def sent_rows(
 def sent_cells(
     results: Sequence[Result], messages: Sequence[Message], failed: Sequence[int]
 ) -> dict[CellKey, Cell]:
-    """Returns what messages that were sent together add to the counts.
-
-    Args:
-        results: The answers.
-        messages: To these.
-        failed: The rows of those that were not accepted.
-    """
+    """Returns what messages that were sent together add to the counts; `failed` are rows."""
     cells: dict[CellKey, Cell] = {}
     for row in failed:
         message, error = messages[row], results[row].error

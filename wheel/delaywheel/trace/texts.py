@@ -1,14 +1,7 @@
 r"""Keys and tags, which are any bytes of any length, as short text.
 
-| bytes | text |
-|---|---|
-| UTF-8 | the same |
-| UTF-8 that begins with a backslash | `\t`, then the same |
-| not UTF-8 | `\x`, then hexadecimal digits |
-| longer than 200 bytes | `\c`, then the first 200, in whole characters, as above |
-| a key that is hashed | `\h`, then 32 hexadecimal digits of its keyed hash |
-
-So whoever looks for a key makes its text in the same way, and compares texts.
+docs/TRACE.md, "Keys and tags", has the table. Whoever looks for a key makes its text in the same
+way, and compares texts.
 """
 
 from collections.abc import Callable, Sequence

@@ -19,20 +19,8 @@ class Trace(EventReports):
     gathered for a second and written by a thread of its own. While Kafka takes none they are held,
     8 MiB of them, then dropped and counted. `close`, or the program's end, waits for 2 s at most.
 
-    Args:
-        kafka: Settings of the Kafka client, as librdkafka names them: `bootstrap.servers`, TLS,
-            SASL; `client.id` is the program's name in the trace.
-        key: How keys are told: `"plain"`, `"hash"`, or `"none"`: not at all.
-        secret: For hashed keys, 1 to 64 bytes: who looks for a key needs it, too.
-        tags: The name of the header whose value is told as the message's tags.
-        sample: The share of ways that are traced, above 0 and at most 1. Give all programs the
-            same: then each way is traced whole, or not at all. Failures are told in any case, 100
-            a second.
-        cluster: The delaywheel cluster's id, where several in that Kafka have a trace.
-
-    Raises:
-        ValueError: An argument is not in order, or Kafka's client does not take a setting.
-        ModuleNotFoundError: confluent-kafka is missing: the extra `trace` has it.
+    docs/TRACE.md, "A program's trace", has the arguments. Raises ValueError if one is not in order,
+    or Kafka's client does not take a setting; the extra `trace` has that client.
 
     Example:
         ::

@@ -21,10 +21,8 @@ _T = TypeVar("_T")
 class WrittenRecord(NamedTuple):
     """A record of an ingress topic, and what became of it.
 
-    Attributes:
-        due_ms: None: unknown.
-        cost_us: From the call until that was known; None: it was part of a transaction.
-        length_bytes: Of key and value.
+    `cost_us` is from the call until that was known; None: it was part of a transaction. The length
+    is of key and value.
     """
 
     key: bytes | None

@@ -20,12 +20,7 @@ _OF_RETRIES: Final = (f"{RETRY_KEPT}{RETRY_ROOT}", f"{RETRY_KEPT}{ingress.ID}", 
 
 
 def root_in(headers: Mapping[str, bytes | None], *, is_retry: bool) -> bytes | None:
-    """Returns where a way began that did not begin with this record; None: it did.
-
-    Example:
-        >>> root_in({"dw-retry-root": b"orders/0/17"}, is_retry=False)
-        b'orders/0/17'
-    """
+    """Returns where a way began that did not begin with this record; None: it did."""
     for name in _OF_RETRIES if is_retry else ():
         if root := _root(headers.get(name)):
             return root

@@ -1,14 +1,7 @@
 """confluent-kafka's consumer, which tells a trace what its program has committed.
 
 What such a program did with a record, and how long it had it, nobody says: all that it has read and
-commits is DONE, what it skipped or failed at, too.
-
-| the program | records are told |
-|---|---|
-| commits, and waits for the answer | up to the offsets of the answer |
-| commits, and does not wait | as if it had succeeded |
-| leaves commits to the client, or to a producer's transaction | never, unless it calls `done` |
-
+commits is DONE, what it skipped or failed at, too. docs/TRACE.md says what of its commits is known.
 What another consumer has got since is told by that one.
 """
 

@@ -1,14 +1,8 @@
 """confluent-kafka's producer, which tells a trace what it has written to ingress topics.
 
-| a record of an ingress topic | is told |
-|---|---|
-| is delivered | WRITTEN |
-| is delivered in a transaction | when that ends: WRITTEN, or ABORTED |
-| is not, by its delivery report | by Kafka's name of the error; UNKNOWN, if it may be written |
-
-It is one if it has the header `dw-topic`; cancels, commits and answers are passed on untold. One
-without `dw-id` is given an id, so that it can be asked for: else it has one by its place, which
-nobody knows.
+docs/TRACE.md says with which status. A record goes to an ingress topic if it has the header
+`dw-topic`; cancels, commits and answers are passed on untold. One without `dw-id` is given an id,
+so that it can be asked for: else it has one by its place, which nobody knows.
 """
 
 from __future__ import annotations
