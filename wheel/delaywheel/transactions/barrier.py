@@ -108,13 +108,10 @@ class Barrier:
         """Does not connect.
 
         Args:
-            table: The table, with its schema if it has one.
-            dialect: The database's SQL; None: as the connection's driver says.
+            table: With its schema if it has one; no name that would have to be quoted.
+            dialect: None: as the connection's driver says.
             wait: How long a check waits for a local transaction to end. SQLite waits as its
                 connection says instead (`timeout`), MySQL for whole seconds.
-
-        Raises:
-            ValueError: The table's name would have to be quoted, or `wait` is no duration.
         """
         matched = _TABLE.fullmatch(table)
         if matched is None:
@@ -142,12 +139,9 @@ class Barrier:
     def record(self, connection: DatabaseConnection, half: HalfName) -> None:
         """Records within the transaction that is open that the half goes with it.
 
-        It is one insert. Whatever it raises, roll the transaction back.
-
-        Raises:
-            RecordRefusedError: A check has decided already, or the half was recorded before.
-            ValueError: No transaction is open, and the driver would commit the row alone.
-            Exception: Another error of the database.
+        It is one insert. Whatever it raises, roll the transaction back: RecordRefusedError, if a
+        check has decided already or the half was recorded before; ValueError, if no transaction is
+        open and the driver would commit the row alone; or an error of the database.
         """
         if is_autocommit(connection) and not is_in_transaction(connection):
             raise ValueError(
@@ -170,15 +164,10 @@ class Barrier:
         """Returns what became of a half's local transaction; if it has not recorded, it never will.
 
         The connection must be to the same database, and to the server that takes writes. It has no
-        transaction open, before and after. What else must not wait has another connection.
-
-        Returns:
-            UNKNOWN: The local transaction is still open, or the database fails for now, or the row
-            may have been deleted.
-
-        Raises:
-            ValueError: The connection is in a transaction, or in autocommit.
-            Exception: An error of the database that will not pass by itself: there is no table.
+        transaction open, before and after (ValueError, also for autocommit). What else must not
+        wait has another connection. UNKNOWN: the local transaction is still open, or the database
+        fails for now, or the row may have been deleted. An error that will not pass by itself is
+        raised: there is no table.
         """
         dialect = self._dialect(connection)
         _check_is_idle(connection, dialect)
@@ -218,19 +207,14 @@ class Barrier:
     ) -> int:
         """Deletes the rows of halves that were due before; let one program do it, now and then.
 
+        Commits many short transactions on a connection as for `verdict`, and returns how many rows
+        were deleted, about `most` at most. After an error of the database repeat the call.
+
         Args:
-            connection: As for `verdict`; many short transactions are committed.
-            keep: For how long rows are kept after the due of their half: longer than the last check
-                may come after it, or that one is UNKNOWN. So add up the intervals between checks,
-                and the time after which you would still replay dead letters of halves.
-            most: About how many rows are deleted at most.
-
-        Returns:
-            How many rows were deleted.
-
-        Raises:
-            ValueError: `keep` is below an hour, or the connection is in a transaction.
-            Exception: An error of the database; repeat the call.
+            keep: For how long rows are kept after the due of their half, an hour at least: longer
+                than the last check may come after it, or that one is UNKNOWN. So add up the
+                intervals between checks, and the time after which you would still replay dead
+                letters of halves.
         """
         keep_ms = length_ms(keep)
         if keep_ms < LEAST_KEEP_MS:

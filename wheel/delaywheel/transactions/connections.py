@@ -57,11 +57,7 @@ class DatabaseConnection(Protocol):
 
 
 def dialect_of(connection: DatabaseConnection) -> Dialect:
-    """Returns the SQL that a connection's driver speaks.
-
-    Raises:
-        TypeError: The driver is not known.
-    """
+    """Returns the SQL that a connection's driver speaks; raises TypeError for an unknown one."""
     for kind in type(connection).__mro__:
         found = _DRIVERS.get(kind.__module__.partition(".")[0])
         if found is not None:

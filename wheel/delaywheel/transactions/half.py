@@ -1,14 +1,9 @@
 """A half message at its sender: begun, and committed or rolled back with a local transaction.
 
-| of a half | is said | and what becomes of the message |
-|---|---|---|
-| `commit` is called, behind the local transaction | it is committed | it is sent |
-| `rollback` is called, where it is certain that there is nothing to send | that | it is dropped |
-| its block is left without a word, or raises; its program dies | nothing | its group is asked |
-
-No end of a block says what became of the transaction: an error may have been caught in it, and a
-COMMIT that raised may have committed. What could not be said, or was not heard, the group is asked:
-so no word raises.
+docs/TRANSACTIONS.md, "The sender", says what `commit`, `rollback` and a block that is left without
+a word mean. No end of a block says what became of the transaction: an error may have been caught in
+it, and a COMMIT that raised may have committed. What could not be said, or was not heard, the group
+is asked: so no word raises.
 """
 
 from __future__ import annotations
@@ -58,11 +53,7 @@ class RollbackOutcome(StrEnum):
 
 
 def hold_s(hold: Duration) -> float:
-    """Returns how long a half is held, in seconds: nobody waits longer for its acknowledgement.
-
-    Raises:
-        MessageInvalidError: It is no duration.
-    """
+    """Returns how long a half is held, in seconds: nobody waits longer for its acknowledgement."""
     try:
         return length_ms(hold) / 1000
     except ValueError as error:
@@ -79,8 +70,7 @@ def half_message(
 ) -> Message:
     """Returns a half message; its due is the end of its hold.
 
-    Raises:
-        MessageInvalidError: The message is invalid, or gives two dues, or a level.
+    Raises MessageInvalidError, also for two dues, or a level.
     """
     given: dict[str, Any] = {**options}
     if given.get("delay") is given.get("deliver_at") is given.get("level") is None:
@@ -91,8 +81,7 @@ def half_message(
 def half_of(message: Message, group: str, hold: Duration, clock: ClockNs = clock_ns) -> Message:
     """Returns the half of a message, which has its id; what is due by now is due at its commit.
 
-    Raises:
-        MessageInvalidError: The message has a level, or `hold` is no duration.
+    Raises MessageInvalidError, also for a level.
     """
     half = copy(message)
     half.count_by(clock)
@@ -117,7 +106,6 @@ class _HeldHalf:
     """A half that was acknowledged.
 
     Attributes:
-        message: As it was sent.
         handle: The half's handle. Once it is committed, a message with a due of its own is named by
             its id and that due.
         outcome: What its commit or rollback came to; None: nothing was said.
@@ -159,17 +147,7 @@ class _HeldHalf:
 
 
 class Half(_HeldHalf):
-    """A half that was acknowledged by the service; `Client.begin` returns it.
-
-    Example:
-        ::
-
-            with client.begin("orders", value, key=key, delay="30m", group="shop") as half:
-                with db:
-                    db.execute("insert into orders …")
-                    barrier.record(db, half)
-                half.commit()
-    """
+    """A half that was acknowledged by the service; `Client.begin` returns it."""
 
     def __init__(
         self,
@@ -297,18 +275,7 @@ class _ManyHalves(Generic[HalfT]):
 
 
 class Halves(_ManyHalves[Half]):
-    """Halves that go with one local transaction; `Client.begin_many` returns them.
-
-    Example:
-        ::
-
-            with client.begin_many(messages, group="shop") as halves:
-                with db:
-                    for half in halves:
-                        db.execute("insert into orders …")
-                        barrier.record(db, half)
-                halves.commit()
-    """
+    """Halves that go with one local transaction; `Client.begin_many` returns them."""
 
     def __init__(
         self,

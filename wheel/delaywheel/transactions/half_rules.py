@@ -35,14 +35,8 @@ def half_fault(
 ) -> tuple[Reason, str] | None:
     """Returns why a half is refused; None: it is not.
 
-    Args:
-        ours: Its headers with names of the service's own, which `make_a_half`.
-        due_ms: The end of its hold.
-        length_bytes: Its length.
-        now_ms: The time.
-        span_ms: The greatest delay.
-        most_bytes: The largest message.
-        skew_ms: By how much clocks may differ.
+    `ours` are its headers with names of the service's own, which `make_a_half`; `due_ms` is the end
+    of its hold, `skew_ms` by how much clocks may differ.
     """
     given, hold_ms = dict(ours), due_ms - now_ms
     if len(ours) > len(given) or not GROUP_NAME.fullmatch(given[HALF_GROUP] or b""):
