@@ -46,7 +46,6 @@ class MemoryHalfChecker:
     def run(self) -> Awaitable[None] | None:
         """Checks what was not checked yet.
 
-        Returns:
-            What is to be awaited, if the checker is an `AsyncHalfChecker`. None: all were checked.
+        An `AsyncHalfChecker` does so when the result is awaited.
         """
         return self._checker.run()

@@ -43,12 +43,7 @@ class MemoryState(EngineState):
 
 
 class MemoryEngine(Engine):
-    """`Engine` in memory.
-
-    Attributes:
-        broker: What it has for Kafka.
-        has_begun: Whether it has joined its group, as it does when it is first asked for something.
-    """
+    """`Engine` in memory; it joins its group when it is first asked for something."""
 
     def __init__(self, service: MemoryService, settings: ConsumerSettings) -> None:
         # Nobody can settle anything while it makes a step.
@@ -83,11 +78,7 @@ class MemoryEngine(Engine):
         """Does nothing: it runs when it is asked for something."""
 
     def has_more(self) -> bool:
-        """Lets happen what happens by itself; returns whether there is a record to handle.
-
-        Raises:
-            ConsumerError: The consumer cannot continue.
-        """
+        """Lets happen what happens by itself; returns whether there is a record to handle."""
         with self._changed:
             self.run_on()
             self._state.raise_error()

@@ -52,9 +52,8 @@ class MemoryGroup:
 class MemoryBroker:
     """`Broker` of a consumer in memory.
 
-    Attributes:
-        written: What its transactions have written, without what went to the ingress topic.
-        events: How often anything has happened here.
+    `written` is what its transactions have written, without what went to the ingress topic;
+    `events` is how often anything has happened here.
     """
 
     is_incremental = True

@@ -38,11 +38,7 @@ _LOG: Final = logging.getLogger("delaywheel.deadletters")
 
 
 class MemoryDeadLetterConsumer:
-    """Gives the letters of one consumer to handlers; ends where a real one would wait.
-
-    Attributes:
-        decided: The letters that were decided, each with its decision.
-    """
+    """Gives the letters of one consumer to handlers; ends where a real one would wait."""
 
     def __init__(
         self,
@@ -86,9 +82,7 @@ class MemoryDeadLetterConsumer:
     def run(self) -> Awaitable[None] | None:
         """Handles the letters that there are and were not handled.
 
-        Returns:
-            What is to be awaited, if handlers are coroutine functions, as with
-            `AsyncDeadLetterConsumer`. None: all were handled.
+        Coroutine functions do so when the result is awaited.
         """
         running = self._run()
         if self._is_awaited:

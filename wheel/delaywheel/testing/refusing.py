@@ -38,11 +38,7 @@ def each_named(
     answer: Callable[[NamedT], ResultT],
     refused: Callable[[pb.Error], ResultT],
 ) -> Iterator[ResultT]:
-    """Yields what is answered of each message of a call.
-
-    Raises:
-        MemoryRefusal: Of all, or of a single one.
-    """
+    """Yields what is answered of each message of a call; of a single one, raises its refusal."""
     if not named:
         raise MemoryRefusal(Reason.HANDLE_AMBIGUOUS, "No message is named")
     if len(named) > MOST_NAMED:
@@ -57,11 +53,7 @@ def each_named(
 
 
 def check_reference(ref: pb.MessageRef) -> None:
-    """Checks what names a message.
-
-    Raises:
-        MemoryRefusal: HANDLE_AMBIGUOUS, HANDLE_INVALID, ID_INVALID, DUE_INVALID, TOPIC_INVALID.
-    """
+    """Raises MemoryRefusal for what names no message."""
     if ref.HasField("id_and_due"):
         check_named(ref.id_and_due)
         return
@@ -77,11 +69,7 @@ def check_reference(ref: pb.MessageRef) -> None:
 
 
 def check_named(named: pb.IdAndDue | pb.HalfRef) -> None:
-    """Checks an id, and the topic and due beside it.
-
-    Raises:
-        MemoryRefusal: ID_INVALID, DUE_INVALID, TOPIC_INVALID.
-    """
+    """Raises MemoryRefusal for what is no id, or beside it no topic or due."""
     check_id(named.id)
     if not is_topic_name(named.topic):
         raise MemoryRefusal(Reason.TOPIC_INVALID, named.topic[:60])
@@ -90,21 +78,13 @@ def check_named(named: pb.IdAndDue | pb.HalfRef) -> None:
 
 
 def check_id(id_: bytes) -> None:
-    """Checks an id.
-
-    Raises:
-        MemoryRefusal: ID_INVALID.
-    """
+    """Raises MemoryRefusal for what is no id."""
     if len(id_) != 16:
         raise MemoryRefusal(Reason.ID_INVALID, f"An id of {len(id_)} bytes")
 
 
 def check_filter(wanted: pb.Filter) -> None:
-    """Checks the conditions of a search.
-
-    Raises:
-        MemoryRefusal: TOPIC_INVALID, ID_INVALID, DUE_INVALID, HEADER_INVALID.
-    """
+    """Raises MemoryRefusal for conditions of a search that no message can meet."""
     if wanted.HasField("topic") and not is_topic_name(wanted.topic):
         raise MemoryRefusal(Reason.TOPIC_INVALID, wanted.topic[:60])
     if wanted.HasField("id"):
@@ -117,11 +97,7 @@ def check_filter(wanted: pb.Filter) -> None:
 
 
 def place_of(token: str) -> tuple[int, int]:
-    """Returns due and seq of the last message of the page before.
-
-    Raises:
-        MemoryRefusal: PAGE_TOKEN_INVALID.
-    """
+    """Returns due and seq of the last message of the page before, or raises MemoryRefusal."""
     if not token:
         return 0, 0
     match = _TOKEN.fullmatch(token)

@@ -98,11 +98,7 @@ def _decoded(encoded: bytes) -> OwnHeaders:
 
 
 def check_columns(columns: pb.ColumnBatch) -> None:
-    """Checks that columns, lengths and blob agree.
-
-    Raises:
-        MemoryRefusal: REQUEST_MALFORMED.
-    """
+    """Raises MemoryRefusal unless columns, lengths and blob agree."""
     count = columns.messages
     for name, code in _COLUMNS.items():
         wanted = {count * struct.calcsize(code)} | ({0} if name in _OPTIONAL else set())

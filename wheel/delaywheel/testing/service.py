@@ -92,10 +92,6 @@ class MemoryService:
     Args:
         topics: The topics that Kafka would have; another one is refused, TOPIC_UNKNOWN. With the
             number of partitions of each, others are refused, too, PARTITION_INVALID. None: any.
-        start: The time at first.
-        span: The greatest delay.
-        levels: The delays by name; None: the default ones.
-        max_message_bytes: The largest message.
 
     Attributes:
         address: Where it listens, on loopback: for code that makes its own client.

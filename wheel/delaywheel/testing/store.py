@@ -72,9 +72,7 @@ class DeliveredRecord(NamedTuple):
 
     Attributes:
         headers: The sender's own.
-        due_ms: When it was due, in Unix milliseconds.
         delivered_ms: When it appeared: the due, or when it was sent, if that was later.
-        offset: The how manieth of its partition, from 0.
         partition: As the sender asked for; None: its key would decide.
         added: The service's own headers, which follow in Kafka: `DELIVERED_HEADERS`.
     """
@@ -142,7 +140,10 @@ class MemoryLimits(NamedTuple):
 
 
 class MemoryStore:
-    """The messages, and the records that appeared. Not thread-safe."""
+    """The messages, and the records that appeared. Not thread-safe.
+
+    What a node would refuse is raised as MemoryRefusal.
+    """
 
     def __init__(self, limits: MemoryLimits, now_ms: int) -> None:
         self.limits: Final = limits
@@ -158,11 +159,7 @@ class MemoryStore:
         self._pending: Final[list[tuple[int, int, Kept]]] = []
 
     def accept(self, sent: SentMessage, *, check_id: bool = False) -> None:
-        """Takes a message, once by topic, id and due.
-
-        Raises:
-            MemoryRefusal: It is refused.
-        """
+        """Takes a message, once by topic, id and due."""
         self._check(sent)
         kept = self._kept.get((sent.topic, sent.id, sent.due_ms))
         if kept is None:
@@ -188,11 +185,7 @@ class MemoryStore:
         self.now_ms = max(self.now_ms, now_ms)
 
     def find(self, ref: pb.MessageRef) -> Kept | None:
-        """Returns the message that is meant, unless its second is deleted.
-
-        Raises:
-            MemoryRefusal: That names no message.
-        """
+        """Returns the message that is meant, unless its second is deleted."""
         check_reference(ref)
         if ref.HasField("id_and_due"):
             named = ref.id_and_due
@@ -214,11 +207,7 @@ class MemoryStore:
         return due_ms // 1000 < (self.now_ms - self.limits.late_window_ms) // 1000
 
     def cancel(self, ref: pb.MessageRef) -> pb.MessageCancelled:
-        """Cancels a message.
-
-        Raises:
-            MemoryRefusal: That names no message.
-        """
+        """Cancels a message."""
         kept = self.find(ref)
         if kept is None:
             late = self.is_deleted(_due_ms(ref))
@@ -238,11 +227,7 @@ class MemoryStore:
         return pb.CANCEL_OUTCOME_CANCELLED
 
     def commit(self, half: pb.HalfRef) -> pb.CommitOutcome.ValueType:
-        """Commits a half: its message is delivered now, or at its own due.
-
-        Raises:
-            MemoryRefusal: It names no half.
-        """
+        """Commits a half: its message is delivered now, or at its own due."""
         check_named(half)
         left_ms = half.due_ms - self.now_ms
         if left_ms <= COMMIT_BEFORE_MS:
@@ -265,11 +250,7 @@ class MemoryStore:
         return pb.COMMIT_OUTCOME_COMMITTED
 
     def reschedule(self, wanted: pb.NewDue) -> pb.MessageRescheduled:
-        """Gives a message another due.
-
-        Raises:
-            MemoryRefusal: That names no message, or no due that it may have.
-        """
+        """Gives a message another due."""
         ref, to_ms = wanted.message, wanted.deliver_at_ms
         if to_ms < 1:
             raise MemoryRefusal(Reason.DUE_INVALID, f"Due {to_ms}")
@@ -309,11 +290,7 @@ class MemoryStore:
         return sorted({due_ms // 1000 for due_ms in dues_ms if not self.is_deleted(due_ms)})
 
     def matching(self, wanted: pb.Filter, *, with_cancelled: bool) -> Iterator[Kept]:
-        """Yields messages that are not done and meet all conditions, by due.
-
-        Raises:
-            MemoryRefusal: A condition is invalid.
-        """
+        """Yields messages that are not done and meet all conditions, by due."""
         check_filter(wanted)
         for kept in sorted(self._kept.values(), key=lambda each: (each.sent.due_ms, each.seq)):
             is_wanted = kept.standing is Standing.PENDING or (
