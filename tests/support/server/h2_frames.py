@@ -1,18 +1,27 @@
 """Bytes of HTTP/2 connections as no gRPC client would send them: frames, HPACK, pseudo headers.
 
 gRPC's own clients check what they send; here nothing does. A connection's bytes are drawn from a
-`random.Random`, so that a seed says all of it.
+`random.Random`, so that a seed says all of it. As a program it is many strangers at once, at the
+addresses that it is given, until it is ended.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from random import Random
 from typing import Final
 
+AT_ONCE: Final = 4
+PAUSE_S: Final = 0.02
+"""Of each: together some hundred a second. Odd bytes are meant, not a flood of them."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = range(5)
 PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(5, 10)
@@ -217,3 +226,22 @@ _PARTS: Final[Sequence[Callable[[Random, _Streams], bytes]]] = (
     *(_call, _call, _call, _whole_call, _whole_call, _message, _message),
     *(_settings, _update, _end, _any_frame),
 )
+
+
+def _flood(seed: int, addresses: Sequence[str]) -> None:
+    """Sends what is drawn to each address in turn, until it is ended or nobody started it.
+
+    It prints a dot for each.
+    """
+    parent = os.getppid()
+    for number in count(seed, AT_ONCE):
+        if os.getppid() != parent:
+            return
+        send(addresses[number % len(addresses)], drawn(Random(f"{number}")))
+        os.write(1, b".")
+        time.sleep(PAUSE_S)
+
+
+if __name__ == "__main__":
+    with ThreadPoolExecutor(AT_ONCE) as senders:
+        list(senders.map(lambda seed: _flood(seed, sys.argv[1:]), range(AT_ONCE)))
