@@ -420,9 +420,10 @@ class Checks:
         self._check_duplicates()
         self._ingress.decided(transaction)
         last = transaction.entries[-1] if transaction.entries else None
-        says_nothing = [entry.key for entry in transaction.entries] == [OPENING[0].encode()]
+        # An id that may have one record says which ids are left out, or nothing.
+        vouches = [entry.key for entry in transaction.entries] in ([OPENING[0].encode()], [b"ids"])
         is_of_progress = last is None or last.key == b"progress" or _is_mark(last)
-        if not (is_of_progress or says_nothing):
+        if not (is_of_progress or vouches):
             self._fail(f"a transaction of {transaction.node} is committed without its progress")
 
     def _passed_on(self, log_entry: LogEntry) -> None:
