@@ -1,13 +1,4 @@
-"""What a principal may do, by topic.
-
-| right | allows |
-|---|---|
-| `produce` | to send messages |
-| `half` | to send half messages of some groups of checkers; and `produce`, in the same topic |
-| `change` | to cancel and reschedule messages |
-| `inspect` | counts, states, ids, dues, sizes |
-| `read` | keys, values and headers; and what `inspect` allows |
-| `operate` | what operators do with nodes and progress; it is of no topic |
+"""What a principal may do, by topic; docs/SECURITY.md says what each right allows.
 
 A decision is a look-up by right and topic: the patterns of all grants are tried once for each.
 """

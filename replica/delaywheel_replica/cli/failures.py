@@ -1,14 +1,7 @@
 """How a command fails: a named reason on stderr and an exit code, never a traceback.
 
-| exit code | means |
-|---|---|
-| 0 | done |
-| 1 | refused, not found, or what was checked is not in order |
-| 2 | wrong usage |
-| 3 | no node answered: retrying may help |
-| 4 | the outcome is unknown: trying again, with the same id and due, is safe |
-| 70 | a defect of delaywheel; DELAYWHEEL_TRACEBACK=1 shows where |
-| 78 | `serve` alone: the settings or the data folder are wrong, and no restart helps |
+docs/CLI.md says what the exit codes mean; 78 is of `serve` alone: settings or data folder are
+wrong, and no restart helps.
 """
 
 from __future__ import annotations

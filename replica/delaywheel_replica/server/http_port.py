@@ -1,15 +1,7 @@
-"""Metrics, health and readiness over HTTP, for Prometheus and container platforms.
+"""Metrics, health and readiness over HTTP, for Prometheus and container platforms (docs/METRICS.md).
 
-============  =================================================================================
-path          answers
-============  =================================================================================
-``/metrics``  all metrics, in the text format that is asked for (Prometheus' own, OpenMetrics)
-``/healthz``  200 while the process lives and its event loop turns. Nothing else is checked, so
-              that no orchestrator restarts a node because Kafka is away
-``/readyz``   200 while new messages are accepted; else 503, and the text begins with the reason
-============  =================================================================================
-
-It has a port of its own, TLS if asked, and no authentication; nothing can be changed through it.
+Health looks at nothing but the event loop, so that no orchestrator restarts a node because Kafka is
+away. The port is its own, TLS if asked, without authentication; nothing can be changed through it.
 """
 
 import asyncio

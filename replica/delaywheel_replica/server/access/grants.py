@@ -1,20 +1,8 @@
 """The file of grants: who may do what, in which topics, and how much (quotas.py).
 
-```toml
-[[grant]]
-who = ["uri:spiffe://shop/*", "token:billing"]   # principals; `*` stands for any characters
-may = ["produce", "change", "inspect"]
-topics = ["orders.*"]                            # all topics, if it is left out
-
-[[grant]]
-who = ["token:billing"]
-may = ["half"]                                   # with `produce`, of the grant above
-topics = ["orders.*"]
-groups = ["billing-*"]                           # groups of checkers: `half` needs them
-```
-
-Whoever is named in no grant may do nothing. `*` means everybody who shows a certificate or a token;
-who shows neither is `anonymous`, and has what is granted to that name alone.
+docs/SECURITY.md has an example. Whoever is named in no grant may do nothing. `*` means everybody
+who shows a certificate or a token; who shows neither is `anonymous`, and has what is granted to
+that name alone.
 """
 
 import tomllib

@@ -1,20 +1,8 @@
 """The quotas in the file of grants: how much a principal, or a topic, may take of a node.
 
-```toml
-[[quota]]
-who = ["token:billing"]          # each principal by itself; the first quota that names it counts
-messages_per_second = 500
-bytes_per_second = 1_000_000
-questions_per_second = 20
-in_flight_bytes = 4_000_000
-
-[[topic_quota]]
-topics = ["orders.*"]            # each topic by itself; the first quota that names it counts
-pending_messages = 1_000_000
-pending_bytes = 1_000_000_000
-```
-
-What a quota does not mention is not limited by it. Each node counts what it takes itself.
+docs/SECURITY.md has an example. The first quota that names a principal, or a topic, counts, for
+each by itself; what it does not mention is not limited by it. Each node counts what it takes
+itself.
 """
 
 from functools import lru_cache

@@ -1,15 +1,8 @@
 """`POST /api/v1/dead/<command>`: the commands `delaywheel dead`, each with its JSON.
 
-Nodes are not asked about letters, so the page judges here, by what they grant the viewer.
-
-| command | right | in topic |
-|---|---|---|
-| `list` | `read`, else it is neither listed nor counted | of each letter: where it was to go |
-| `show` | `read` | of the letter |
-| `replay`, `drop` | `operate`; to select by key or header `read` too | `topic`, without one all |
-| `replay` with `send_to` | `produce` too | that one, where those who may not `read` may look |
-| | `read` too | `topic`, without one all |
-| all with `dead_topic` | `read` too | that one, which may be any topic of Kafka |
+Nodes are not asked about letters, so the page judges here, by what they grant the viewer
+(docs/PAGE.md). `list` neither lists nor counts letters that the viewer may not `read`, by the topic
+that each was to go to; `dead_topic` may be any topic of Kafka, so it needs `read` there too.
 """
 
 from __future__ import annotations
