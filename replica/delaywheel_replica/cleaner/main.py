@@ -205,7 +205,7 @@ class Cleaner:
         """Runs one iteration after another until the node stops."""
         is_ready = False
         while True:
-            self._read_server()
+            self._server = self._server_row.read() or self._server
             self._take_levels()
             wait_s = self._leadership.run_once(self._server)
             self._news.report(self._topics.news())
@@ -302,9 +302,6 @@ class Cleaner:
             self._levels_ms = dict(self._config.levels)
             if self._leadership.ingress is not None:
                 self._leadership.ingress.take_levels(self._levels_ms)
-
-    def _read_server(self) -> None:
-        self._server = self._server_row.read() or self._server
 
     def _take(self, message: LinkMessage) -> None:
         match message:

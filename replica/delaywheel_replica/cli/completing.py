@@ -90,13 +90,11 @@ def _of_command(command: Command, words: Sequence[str], current: str) -> Iterabl
         return [
             flag
             for flag, action in flags.items()
-            if flag.startswith("--") and (action.dest not in used or _is_repeatable(action))
+            # A list is what a repeatable flag fills.
+            if flag.startswith("--")
+            and (action.dest not in used or isinstance(action.default, list))
         ]
     return parser.values_of(places[0]) if places else []
-
-
-def _is_repeatable(action: argparse.Action) -> bool:
-    return isinstance(action.default, list)
 
 
 def _words(line: str) -> list[str]:

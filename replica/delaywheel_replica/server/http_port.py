@@ -1,4 +1,4 @@
-"""Metrics, health and readiness over HTTP, for Prometheus and container platforms (docs/METRICS.md).
+"""Metrics, health and readiness over HTTP, for Prometheus and orchestrators (docs/METRICS.md).
 
 Health looks at nothing but the event loop, so that no orchestrator restarts a node because Kafka is
 away. The port is its own, TLS if asked, without authentication; nothing can be changed through it.

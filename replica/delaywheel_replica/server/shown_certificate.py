@@ -61,7 +61,11 @@ def _read(content: bytes) -> ShownCertificate:
     except (ValueError, x509.InvalidVersion):
         return ShownCertificate(-inf, {})
     try:
-        names = [(kind, name) for kind, name in _names(shown[0]) if _is_one(name)]
+        names = [
+            (kind, name)
+            for kind, name in _names(shown[0])
+            if 0 < len(name) <= NAME_AT_MOST and name.isprintable()
+        ]
     except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
         names = []
     return ShownCertificate(expires_s, dict(reversed(names)))
@@ -79,7 +83,3 @@ def _names(shown: "Certificate") -> Iterator[tuple[str, str]]:
     for kind, of_kind in (("uri", x509.UniformResourceIdentifier), ("dns", x509.DNSName)):
         for name in extension.value.get_values_for_type(of_kind):
             yield kind, name
-
-
-def _is_one(name: str) -> bool:
-    return 0 < len(name) <= NAME_AT_MOST and name.isprintable()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
@@ -173,7 +173,8 @@ class Live:
                     if refusal.status in {401, 403}:
                         watching[0].end(refusal)
                         continue
-                    self._tell_away(refusal)
+                    away = {"at_ms": _wall_ms(), "since_ms": self._answered_ms, **refusal.shape}
+                    self._tell("away", json.dumps(away))
                 await asyncio.sleep(max(0.0, began_s + _EVERY_S - loop.time()))
         finally:
             self._making = None
@@ -223,10 +224,6 @@ class Live:
         del answer.wheels[:]  # the status has them
         head = {"at_ms": _wall_ms(), "from_slot": now, "length_s": length_s, "bucket_s": bucket_s}
         self._tell(name, f'{json.dumps(head)[:-1]}, "slots": {as_json(answer)}}}')
-
-    def _tell_away(self, refusal: PageRefusal) -> None:
-        away: dict[str, Any] = {"at_ms": _wall_ms(), "since_ms": self._answered_ms}
-        self._tell("away", json.dumps(away | refusal.shape))
 
     def _tell(self, name: str, data: str) -> None:
         event = _event(name, next(self._ids), data)

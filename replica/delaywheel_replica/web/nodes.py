@@ -77,7 +77,10 @@ class NodeCalls:
 
         Refuses if the viewer does not count there, the node refuses, or none answers.
         """
-        metadata = _metadata(viewer)
+        metadata = (
+            ("authorization", f"Bearer {viewer.token}"),
+            ("dw-via", f"page {viewer.address}"),
+        )
 
         async def both(channel: grpc.aio.Channel) -> NodeAnswer:
             who = await _call(channel, WHO_AM_I, pb.WhoAmIRequest(), metadata, _WHO_WITHIN_S)
@@ -160,10 +163,6 @@ class NodeCalls:
 def _granted(grant: pb.Grant) -> Granted:
     known = frozenset(right for right in Right if right in grant.may)
     return Granted(known, tuple(map(Pattern, grant.topics)))
-
-
-def _metadata(viewer: Viewer) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {viewer.token}"), ("dw-via", f"page {viewer.address}"))
 
 
 async def _call(

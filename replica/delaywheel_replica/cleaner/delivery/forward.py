@@ -173,7 +173,7 @@ class Forwarder:
         self._written = NOTHING.rows
         # The messages of each id's last transaction.
         self._last: dict[int, DueRows] = {}
-        producers.is_untaken = self._is_untaken
+        producers.is_untaken = lambda: self._dead_letters.are_untaken(self._written)
 
     def start_forwarding(self) -> None:
         """Starts to forward messages; before, there are only idle commits."""
@@ -360,10 +360,6 @@ class Forwarder:
         is_known = cause is not None and cause.startswith((THROTTLED, UNTAKEN))
         if planned.step is not None and not (is_known or is_aftermath(cause)):
             self._dead_letters.failed(planned.rows)
-
-    def _is_untaken(self) -> bool:
-        """Whether messages of the running transaction went where nothing is taken."""
-        return self._dead_letters.are_untaken(self._written)
 
     def leave_kept_ids(self) -> None:
         """Takes out ids whose last transactions Kafka cannot end before a broker is back."""

@@ -41,11 +41,10 @@ class WheelNumbers:
         if number is None:
             number = self._numbers[wheel] = len(self.names)
             self.names.append(wheel)
-            self.ranks = np.argsort(np.array(sorted(self._numbers.values(), key=self._name)))
+            self.ranks = np.argsort(
+                np.array(sorted(self._numbers.values(), key=self.names.__getitem__))
+            )
         return number
-
-    def _name(self, number: int) -> WheelId:
-        return self.names[number]
 
     def sort(self, records: Records, *first: NDArray[np.generic]) -> NDArray[np.intp]:
         """Returns the order of messages by position; `first` are more significant keys."""

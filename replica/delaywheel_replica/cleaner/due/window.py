@@ -67,10 +67,6 @@ PAST = Bound(seconds=64, messages=200_000, length_bytes=32 << 20)
 _HOUR = 3600
 
 
-def _place(batch: FrameBatch) -> tuple[WheelId, int]:
-    return batch.wheel, int(batch.seqs[0])
-
-
 class KnownSlots:
     """Which seconds of the current hour hold anything."""
 
@@ -258,7 +254,9 @@ class Window:
         if loaded.damaged:
             self._blocked[loaded.second.slot] = AwaitedFrames(loaded.damaged)
         else:
-            loaded.second.add(sorted(self._arrived, key=_place))
+            loaded.second.add(
+                sorted(self._arrived, key=lambda batch: (batch.wheel, int(batch.seqs[0])))
+            )
             self._seconds.put(loaded.second)
         self._arrived = []
         return True

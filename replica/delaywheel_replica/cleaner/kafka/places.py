@@ -290,17 +290,15 @@ class _Search:
                     self._note(message, wanted, named, is_answer=named_by is _answered)
         return not unread and not has_failed
 
-    def _note_answer(self, question: int, found: Message) -> None:
-        known = self.found.get(question, PlaceFound(question))
-        self.found[question] = replace(known, answer=str(_outcome(found).get("answer")))
-
     def _note(
         self, found: Message, wanted: dict[_Named, list[int]], named: _Named, *, is_answer: bool
     ) -> None:
         """Notes a record that was looked for; of answers others may follow."""
         for question in wanted[named] if is_answer else wanted.pop(named):
             if is_answer:
-                self._note_answer(question, found)
+                known = self.found.get(question, PlaceFound(question))
+                answer = str(_outcome(found).get("answer"))
+                self.found[question] = replace(known, answer=answer)
             else:
                 self._take(question, found)
 

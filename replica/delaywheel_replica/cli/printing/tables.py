@@ -35,15 +35,9 @@ def print_ndjson(documents: Iterable[Any]) -> None:
 
 
 def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    title: str | None = None,
-    none: str = "none",
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, none: str = "none"
 ) -> None:
     """Prints rows below their column names; numbers are right-aligned. Says `none` without rows."""
-    if title is not None:
-        print(title)
     cells = [[_cell(value) for value in row] for row in rows]
     if not cells:
         print_prose(none)

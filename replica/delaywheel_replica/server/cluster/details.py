@@ -25,7 +25,7 @@ from delaywheel_replica.core.protocol.status_files import (
     ServerStatus,
     UnavailableTopic,
 )
-from delaywheel_replica.process.memory_kills import MemoryKill, last_kill
+from delaywheel_replica.process.memory_kills import last_kill
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.cluster.merging import counted_once
@@ -141,7 +141,8 @@ class Details:
             report.disk.reserve_bytes = self._own_report.disk_reserve_bytes
         self._add_security(report)
         self._add_refused(report)
-        _add_memory_kill(report, last_kill(self._data))
+        if (kill := last_kill(self._data)) is not None:
+            report.memory_kill.process, report.memory_kill.at_ms = kill
         report.counts.CopyFrom(_counted(self._own_report.counts, self._view.cleaner.status))
         for call, (count, longest_ms) in self._own_report.waiting().items():
             report.waiting_calls.add(call=call, count=count, longest_ms=longest_ms)
@@ -193,11 +194,6 @@ class Details:
             gaps=state.gaps,
             gap_messages=state.gap_messages,
         )
-
-
-def _add_memory_kill(report: pb.MemberReport, kill: MemoryKill | None) -> None:
-    if kill is not None:
-        report.memory_kill.process, report.memory_kill.at_ms = kill
 
 
 def _counted(counts: NodeCounts, cleaner: CleanerStatus | None) -> pb.MemberCounts:

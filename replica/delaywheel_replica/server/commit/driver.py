@@ -515,18 +515,14 @@ class Driver:
             entered = outcome.columns if group.kind is Kind.MESSAGES else None
             self._outside.enter(wheel, entered, written, accepted_at_ms)
         refused = self._committer.wait(group, seq, self._outside.now_ms())
-        due_ms = _least_due_ms(group)
+        # Cancels and releases wait for the next commit.
+        due_ms = 0 if group.kind in WITHDRAWING else int(group.columns.due_ms.min())
         self._step(lambda now_ms, _: Written(wheel, seq, store.top_slot, now_ms, due_ms))
         if refused:
             self._outside.answer(refused)
         if outcome.broken is not None:
             self._disk.failed(outcome.broken)
             self._report(Broken(wheel, str(outcome.broken)))
-
-
-def _least_due_ms(group: Group) -> int:
-    """Returns the least due; 0 for cancels and releases: they wait for the next commit."""
-    return 0 if group.kind in WITHDRAWING else int(group.columns.due_ms.min())
 
 
 def _at_any_time(event: Event) -> _EventAt:

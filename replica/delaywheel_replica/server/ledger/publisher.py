@@ -475,7 +475,7 @@ class Books:
         for name in self._disk.list_folder(rows_folder(self._data)):
             folder = rows_folder(self._data) / name
             paths = [folder / each for each in self._disk.list_folder(folder)]
-            found[WheelId.parse(name)] = sorted(paths, key=_first_seq)
+            found[WheelId.parse(name)] = sorted(paths, key=lambda path: int(path.stem))
         return found
 
     def _remind(self) -> None:
@@ -502,7 +502,3 @@ class Books:
             self._notes.keep({w: max(seq, own.get(w, 0)) for w, seq in reported.items()})
         except OSError as error:
             _log.warning("reports of published frames not noted", error=str(error))
-
-
-def _first_seq(path: Path) -> int:
-    return int(path.stem)

@@ -85,10 +85,6 @@ class _NameInSecond(NamedTuple):
     topic: str
 
 
-def _sought(reference: Reference) -> _NameInSecond:
-    return _NameInSecond(reference.slot, reference.id, reference.topic)
-
-
 @dataclass(slots=True)
 class _RowsOfId:
     """The rows of one topic and id within a second, by kind: where each lies, and its due."""
@@ -230,7 +226,8 @@ class Scanner:
         elsewhere. Lost frames whose second is unknown are taken to be of another one.
         """
         self._follow(limits, lost)
-        looked, names = _Looked(), [*map(_sought, references)]
+        looked = _Looked()
+        names = [_NameInSecond(each.slot, each.id, each.topic) for each in references]
         self._look(looked, names, ())
         self._look(looked, (), looked.perhaps_moved())
         decided: dict[tuple[bytes, str], dict[int, Reschedule]] = {}

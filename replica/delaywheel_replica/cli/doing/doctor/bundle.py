@@ -97,15 +97,12 @@ def write(bundle: Path, files: Mapping[str, str]) -> None:
 
 
 def _versions() -> dict[str, Any]:
+    packages = sorted(distributions(), key=lambda each: str(each.name).lower())
     return {
         "python": sys.version,
         "system": platform.platform(),
-        "packages": {each.name: each.version for each in sorted(distributions(), key=_named)},
+        "packages": {each.name: each.version for each in packages},
     }
-
-
-def _named(distribution: Any) -> str:
-    return str(distribution.name).lower()
 
 
 def _control(config: Config) -> list[Any]:

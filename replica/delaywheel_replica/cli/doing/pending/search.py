@@ -8,7 +8,6 @@ from typing import Any, TypedDict, Unpack, cast
 
 from delaywheel.client.searching import FilterOptions, filter_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
@@ -72,7 +71,9 @@ class Looking:
         left = limit
         while left > 0:
             self._request.page_size = min(left, _MESSAGES_PER_CALL)
-            page = ask(self._server, self._ask)
+            page = ask(
+                self._server, lambda stub: stub.Search(self._request, timeout=self._timeout_s)
+            )
             add_looked(self._looked, page.looked)
             self._request.page_token = page.next_page_token
             left -= len(page.messages)
@@ -99,9 +100,6 @@ class Looking:
             note(f"not examined: messages due from {since} on; a greater --limit")
         if looked.incomplete:
             note(f"{looked.node} is missing frames: there may be more")
-
-    def _ask(self, stub: DelayWheelStub) -> pb.SearchResponse:
-        return stub.Search(self._request, timeout=self._timeout_s)
 
 
 def search(

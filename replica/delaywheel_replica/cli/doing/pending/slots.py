@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, MutableSequence
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -87,19 +87,20 @@ def _ask_for_slots(
         rest = limit - len(whole.slots)
         page = _ask_for_page(server, whole.next_slot, to_slot, rest, timeout_s)
         whole.slots.extend(page.slots)
-        _join(whole, page)
+        _add_silent(whole.silent, page.silent)
+        # Who has missed a page has not counted everything.
+        missed = {row.node for row in whole.silent}
+        whole.counted_by[:] = [node for node in whole.counted_by if node not in missed]
         whole.ClearField("next_slot")
         if page.HasField("next_slot"):
             whole.next_slot = page.next_slot
     return whole
 
 
-def _join(whole: pb.ListSlotsResponse, page: pb.ListSlotsResponse) -> None:
-    """Joins pages; a node that missed one has not counted everything."""
-    known = {row.node for row in whole.silent}
-    whole.silent.extend(row for row in page.silent if row.node not in known)
-    missed = {row.node for row in whole.silent}
-    whole.counted_by[:] = [node for node in whole.counted_by if node not in missed]
+def _add_silent(known: MutableSequence[pb.Silence], of_page: Iterable[pb.Silence]) -> None:
+    """Adds who has missed a page, each node once."""
+    nodes = {row.node for row in known}
+    known.extend(row for row in of_page if row.node not in nodes)
 
 
 def _ask_for_page(
@@ -115,7 +116,7 @@ def _ask_for_page(
 
 
 def _cut(answer: pb.ListSlotsResponse, limit: int) -> None:
-    """Keeps the first `limit` seconds; returns where the next ones begin."""
+    """Keeps the first `limit` seconds, and says where the next ones begin."""
     if len(answer.slots) > limit:
         answer.next_slot = answer.slots[limit].slot
         del answer.slots[limit:]
@@ -133,7 +134,7 @@ def slot(
     timeout_s: float,
 ) -> None:
     """Prints a second's messages, page by page up to the limit."""
-    silent: dict[str, str] = {}
+    silent: list[pb.Silence] = []
     if data is not None:
         stored = _folder().slot_messages(data, second, with_content=with_content)
     else:
@@ -154,7 +155,7 @@ def slot(
                     for message in messages
                 ],
                 "complete": next(stored, None) is None and not silent,
-                "silent": [{"node": node, "why": why} for node, why in silent.items()],
+                "silent": [{"node": row.node, "why": row.why} for row in silent],
             }
         )
         return
@@ -163,10 +164,10 @@ def slot(
 
 
 def _print_if_more(
-    stored: Iterator[pb.StoredMessage], limit: int, silent: Mapping[str, str]
+    stored: Iterator[pb.StoredMessage], limit: int, silent: Iterable[pb.Silence]
 ) -> None:
-    for node, why in silent.items():
-        note(f"not all is listed by {node}: {why}")
+    for row in silent:
+        note(f"not all is listed by {row.node}: {row.why}")
     if next(stored, None) is not None:
         note(f"there are more: --limit {limit * 10}")
 
@@ -179,13 +180,13 @@ def _folder() -> ModuleType:
 
 
 def _ask_for_messages(
-    server: Nodes, second: int, silent: dict[str, str], with_content: bool, timeout_s: float
+    server: Nodes, second: int, silent: list[pb.Silence], with_content: bool, timeout_s: float
 ) -> Iterator[pb.StoredMessage]:
     """Yields pages, as far as they are consumed; notes who has not listed all, and why."""
     request = pb.GetSlotRequest(slot=second, page_size=MESSAGES_PER_CALL, with_content=with_content)
     while True:
         page = ask(server, lambda stub: stub.GetSlot(request, timeout=timeout_s))
-        silent.update((row.node, row.why) for row in page.silent)
+        _add_silent(silent, page.silent)
         yield from page.messages
         request.page_token = page.next_page_token
         if not page.next_page_token:
