@@ -297,7 +297,6 @@ class Cleaner:
         )
 
     def _take_levels(self) -> None:
-        """Gives ingress the levels that were reloaded."""
         if self._levels_ms != self._config.levels:
             self._levels_ms = dict(self._config.levels)
             if self._leadership.ingress is not None:

@@ -255,7 +255,6 @@ class UnansweredLetters:
             del self._letters[group]
 
     def _drop_first(self) -> None:
-        """Forgets the first of too many letters."""
         letters = [letter for group in self._letters.values() for letter in group]
         if len(letters) <= READ_AT_MOST:
             return
@@ -271,7 +270,6 @@ class UnansweredLetters:
         self._close()
 
     def _close(self) -> None:
-        """Closes all clients."""
         self._keep_members(frozenset())
         consumer, self._consumer = self._consumer, None
         if consumer is not None:

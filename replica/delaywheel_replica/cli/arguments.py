@@ -528,7 +528,6 @@ def _settling(parser: Parser) -> None:
 
 
 def _letters(parser: Parser, *, with_places: bool = False) -> None:
-    """Adds the options that select letters."""
     if with_places:
         parser.argument(
             "places",

@@ -40,7 +40,6 @@ class _Said(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logging.getLogger("aiohttp.server"))
 
     def exception(self, msg: object, *args: Any, exc_info: Any = True, **more: Any) -> None:
-        """Logs an error."""
         if isinstance(exc_info, HttpProcessingError):
             why = exc_info.message.partition("\n")[0]
             stranger_refused("metrics_listen", "MALFORMED", f"{args[0]}: {why}")

@@ -283,7 +283,6 @@ class _Lane:
     def search(
         self, rows: DueRows, names: Sequence[str], everywhere: Mapping[str, int], deadline: float
     ) -> Findings:
-        """Finds what these topics refuse."""
         findings = Findings()
         size = TOGETHER if len(names) > FEW else 1
         for group in (names[at : at + size] for at in range(0, len(names), size)):

@@ -154,7 +154,6 @@ class _Questions:
         return asked_at >= min(self._since.get(name, now), now - FRESH_S)
 
     def end(self, name: str) -> None:
-        """Ends the question about a topic, which is answered now."""
         self._since.pop(name, None)
 
     def waited_s(self, name: str, now: float) -> float | None:
@@ -163,13 +162,11 @@ class _Questions:
         return None if since is None else now - since
 
     def prune(self, names: set[str], now: float) -> None:
-        """Drops old questions that are no longer asked."""
         for name, since in list(self._since.items()):
             if now - since > RECENT_S and name not in names:
                 del self._since[name]
 
     def clear(self) -> None:
-        """Drops all questions."""
         self._since.clear()
 
 

@@ -126,7 +126,6 @@ class _Trouble:
 
     @property
     def is_over(self) -> bool:
-        """Whether the topic works again."""
         return self.ended_at is not None
 
 

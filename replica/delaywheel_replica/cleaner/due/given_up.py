@@ -117,7 +117,6 @@ class _Looking:
         self.lost: list[LostFrames] = []
 
     def look(self, wheel: WheelId, seqs: SeqSet) -> SeqSet:
-        """Returns the frames that are kept."""
         reader = WheelReader(self._disk, self._data, wheel)
         try:
             last_seq = reader.last_seq()

@@ -82,7 +82,6 @@ def load_second(
 
 
 def _without(batch: FrameBatch, seqs: SeqSet) -> FrameBatch:
-    """Returns a batch without some of its frames."""
     if not seqs:
         return batch
     return batch.take(np.array([seq not in seqs for seq in batch.seqs.tolist()], np.bool_))

@@ -246,7 +246,6 @@ class Second:
         return chosen
 
     def _were_done_ahead(self, records: Records, ahead: Sequence[Done]) -> NDArray[np.bool_]:
-        """Marks messages that were done ahead of w."""
         found = np.zeros(len(records), np.bool_)
         for done in ahead:
             seqs = np.array([done.seq(wheel) for wheel in self._wheels.names], np.int64)

@@ -199,7 +199,6 @@ class Draft:
         self._full = True
 
     def _fitting(self, records: Records, *, at_least: int) -> int:
-        """Returns how many of the first records fit."""
         ends = np.cumsum(record_lengths_bytes(records))
         fitting = min(int(ends.searchsorted(self._room_bytes, side="right")), self._room_messages)
         return min(max(fitting, at_least), len(records))

@@ -268,7 +268,6 @@ class _Rotation:
         self._begin = 0
 
     def next(self, partitions: Collection[IngressPartition]) -> list[IngressPartition]:
-        """Returns the next ones."""
         begin = self._begin if self._begin < len(partitions) else 0
         self._begin = begin + AT_ONCE
         return list(islice(partitions, begin, begin + AT_ONCE))

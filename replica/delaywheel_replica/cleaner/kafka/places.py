@@ -135,7 +135,6 @@ class PlaceFinder:
             self._on_found()
 
     def _take_asked(self, *, wait: bool) -> list[_Asked]:
-        """Takes what was asked meanwhile."""
         asked: list[_Asked] = []
         if wait and self._consumer is not None:
             try:
@@ -204,7 +203,6 @@ class _Search:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody waits for it."""
         return bool(self._open)
 
     def run(self, consumer: Consumer) -> None:
@@ -243,7 +241,6 @@ class _Search:
         since_ms: Callable[[AskPlace], int],
         named_by: Callable[[Message], _Named | None],
     ) -> None:
-        """Looks in one topic for what is asked for."""
         if not asked:
             return
         wanted: dict[_Named, list[int]] = {}

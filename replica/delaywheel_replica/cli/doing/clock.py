@@ -40,7 +40,6 @@ def set_back(*, yes: bool, as_json: bool, server: Nodes, timeout_s: float) -> No
 
 
 def _meaning(preview: pb.SetBackResponse, now_ms: int) -> list[str]:
-    """Describes the consequences."""
     ahead_ms = preview.forwarded_to_ms - preview.goes_on_from_ms
     forwarded_to, goes_on_from = iso(preview.forwarded_to_ms), iso(preview.goes_on_from_ms)
     lines = [

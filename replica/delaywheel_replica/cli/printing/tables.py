@@ -72,7 +72,6 @@ def terminal_columns() -> int | None:
 
 
 def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats header and rows as lines."""
     whole = [columns, *rows]
     widths = [max(_width(row[place]) for row in whole) for place in range(len(columns))]
     rights = [

@@ -109,7 +109,6 @@ class Audit:
 
 
 def _cut(said: Any) -> Any:
-    """Cuts long texts."""
     match said:
         case str():
             return said if len(said) <= _TEXT_AT_MOST else f"{said[:_TEXT_AT_MOST]}…"

@@ -99,7 +99,6 @@ class _Looks:
         self._end = max(ends, default=0) if record.closed_at is None else record.closed_at
 
     def at(self, node: str) -> pb.Replica:
-        """Returns the state of one member."""
         replica = pb.Replica(node=node)
         known = self._known_members.get(node)
         has_folder = known is not None and known.heartbeat.storage == self._holders.get(node)

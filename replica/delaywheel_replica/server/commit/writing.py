@@ -54,7 +54,6 @@ class Writing:
         return answer
 
     def _begin(self) -> None:
-        """Submits what has gathered."""
         self._begun_s = self._loop.time()
         gathered, self._gathered = self._gathered, []
         self._driver.submit(*gathered)

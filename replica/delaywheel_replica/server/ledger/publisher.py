@@ -470,7 +470,6 @@ class Books:
             self._files[wheel].remove(path)
 
     def _files_found(self) -> dict[WheelId, list[Path]]:
-        """Returns the files of earlier processes, in order."""
         found = {}
         for name in self._disk.list_folder(rows_folder(self._data)):
             folder = rows_folder(self._data) / name

@@ -46,7 +46,6 @@ class _Span:
     end: Progress
 
     def has(self, due_ms: int, position: Position, releases: Collection[Position]) -> bool:
-        """Whether the message was done within it."""
 
         def is_done(progress: Progress) -> bool:
             is_covered = progress.covers(due_ms, position)

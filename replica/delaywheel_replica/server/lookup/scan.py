@@ -93,7 +93,6 @@ class _RowsOfId:
 
     @property
     def copies(self) -> Sequence[tuple[Position, int]]:
-        """Its messages."""
         return self.by_kind.get(Kind.MESSAGES, ())
 
     @property
@@ -103,11 +102,9 @@ class _RowsOfId:
 
     @property
     def dues_ms(self) -> set[int]:
-        """The dues of its messages."""
         return {due_ms for _, due_ms in self.copies}
 
     def add(self, kind: Kind, place: Position, due_ms: int) -> None:
-        """Adds a row of a frame of this kind."""
         self.by_kind.setdefault(kind, []).append((place, due_ms))
 
     def fill(
@@ -286,7 +283,6 @@ class Scanner:
         return are_absent
 
     def _look_and_report(self, slots: Collection[int], sought: SoughtIds) -> Look:
-        """Looks, and reports what could not be read."""
         look = self.ids.look(slots, sought)
         self._report(look, max(slots))
         return look
@@ -355,7 +351,6 @@ class Scanner:
     def _frames_at(
         self, places: Iterable[tuple[int, Position]]
     ) -> Iterator[tuple[Position, Frame | None]]:
-        """Yields places, each with its frame."""
         last, frame = None, None
         for slot, place in places:
             if (slot, place.wheel, place.seq) != last:

@@ -172,7 +172,7 @@ class CallsToNodes:
     ) -> Sequence[pb.MessageCancelled]:
         """Cancels messages there: all within so many seconds, or, without that, until some are.
 
-        The `sharers` have named one each.
+        `sharers` says who has named each.
 
         Raises:
             RequestRefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A

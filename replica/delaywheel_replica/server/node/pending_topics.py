@@ -141,7 +141,6 @@ class _Numbers:
         buckets: NDArray[np.int64],
         amounts: NDArray[Any],
     ) -> None:
-        """Adds an amount for each message."""
         is_far = ~is_near
         _add_at(self.near, rows[is_near], slots[is_near], amounts[is_near])
         _add_at(self.far, rows[is_far], buckets[is_far], amounts[is_far])

@@ -86,7 +86,6 @@ class LetterRoutes:
     async def _settle(
         self, command: str, asked: dict[str, Any], viewer: Viewer, rights: Rights
     ) -> Any:
-        """Counts, or replays or drops letters."""
         executes = asked.get("execute", False)
         if executes and self._settings.read_only:
             raise PageRefusal(403, "READ_ONLY", "this page was started with --read-only")

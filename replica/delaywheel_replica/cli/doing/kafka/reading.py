@@ -165,7 +165,6 @@ class TopicRecords:
         self._consumer.assign(_assignment(starts))
 
     def _places(self) -> list[ReadPartition]:
-        """Asks which partitions the topics have."""
         places = []
         for topic in self._topics:
             try:
