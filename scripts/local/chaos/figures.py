@@ -105,8 +105,8 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         for summary in summaries
     ]
     columns = ["disturbed", "times", "p50 ms", "p99 ms", "max ms", "calm max ms", "whole p50 s"]
-    print()
-    print_table([*columns, "load", "CPU"], rows, title="time without forwarding")
+    print("\ntime without forwarding")
+    print_table([*columns, "load", "CPU"], rows)
     for summary in summaries:
         if summary.not_caught_open:
             print(f"{summary.how}: {summary.not_caught_open} times no transaction was open")
