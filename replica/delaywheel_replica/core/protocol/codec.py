@@ -76,12 +76,7 @@ def _check_node(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Text:
-    """How a type is encoded as text, in its annotation.
-
-    Attributes:
-        dump: Makes the text.
-        load: Reads it; raises ValueError.
-    """
+    """How a type is encoded as text, in its annotation; `load` raises ValueError."""
 
     dump: Callable[[Any], str]
     load: Callable[[str], Any]
@@ -89,11 +84,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Added:
-    """A field that earlier releases did not write, in its annotation.
-
-    Attributes:
-        value: What it was then.
-    """
+    """A field that earlier releases did not write, in its annotation, with what it was then."""
 
     value: Any
 
@@ -140,8 +131,8 @@ class _Codec(NamedTuple):
     """How a type is written and read.
 
     Attributes:
-        dump: Returns JSON, and never gets a None; None: the value is JSON already.
-        load: Reads it; raises ValueError.
+        dump: Never gets a None; None: the value is JSON already.
+        load: Raises ValueError.
         is_plain: Reading it again costs no more than finding that it is unchanged.
     """
 
@@ -157,15 +148,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[_T], document: Any, known: Unchanged | None = None) -> _T:
-    """Reads what `to_json` wrote.
+    """Reads what `to_json` wrote, or raises MalformedError.
 
-    Args:
-        kind: The declared type.
-        document: What was written.
-        known: Earlier documents: unchanged parts are the same objects.
-
-    Raises:
-        MalformedError: It is something else.
+    Parts that are unchanged since the `known` documents are the same objects.
     """
     try:
         made: _T = _codec(cast("Hashable", kind)).load(document, known)
@@ -182,11 +167,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(kind: type[_T], data: bytes) -> _T:
-    """Reads what `encode` wrote.
-
-    Raises:
-        MalformedError: It is something else.
-    """
+    """Reads what `encode` wrote, or raises MalformedError."""
     try:
         document = json.loads(data)
     except ValueError as error:
@@ -196,11 +177,7 @@ def decode(kind: type[_T], data: bytes) -> _T:
 
 @lru_cache(8_192)
 def parse_wheel(text: str) -> WheelId:
-    """Parses a wheel id; cached, since every document repeats the same ones.
-
-    Raises:
-        MalformedError: It is not a wheel id.
-    """
+    """Parses a wheel id, or raises MalformedError; cached, since every document repeats them."""
     try:
         return WheelId.parse(text)
     except NameInvalidError as error:

@@ -1,22 +1,9 @@
 """The control topic: what the cluster has agreed on.
 
-One compacted partition; every record is written in a leader's transaction, so the log's order
-decides and the newest record of a key counts. `ControlState` results from applying the records in
-order; it is a value, so a leader applies the records of a transaction only once that transaction is
-known to be committed.
-
-| key | value | removed |
-|---|---|---|
-| ``progress`` | what is done (`Progress`) | never |
-| ``leader/<i>`` | the last candidate that committed with transactional id i | never |
-| ``ids`` | which transactional ids the leader does without (`LeftOut`) | never |
-| ``node/<id>`` | a node's storage and the last number it was given | never |
-| ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
-| ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
-| ``reschedule/<id>/<due>/<topic>`` | a message that has another due by now | once frames say so |
-| ``ingress/<topic>/<partition>`` | how far an ingress partition was read | never |
-| ``wheel/newer-release-needed`` | which version of these records a reader has to know | never |
-| ``transaction`` | nothing: it opens a transaction that is more than an idle commit | never |
+Every record is written in a leader's transaction, so the log's order decides and the newest record
+of a key counts; docs/PROTOCOL.md has the keys in a table. `ControlState` results from applying the
+records in order; it is a value, so a leader applies the records of a transaction only once that
+transaction is known to be committed.
 
 A release ignores keys that it does not know, and so would lead past a record that binds leaders. So
 before what an earlier release would ignore comes ``newer-release-needed``, at which such a release
@@ -130,8 +117,7 @@ class LeftOut:
 class NodeRecord:
     """A node id's storage, or `REMOVED`, and its last wheel number. Kept forever.
 
-    Attributes:
-        saves: How often the node.json on this storage had been saved when that wheel was given.
+    `saves` says how often the node.json on it had been saved when that wheel was given.
     """
 
     storage: str
@@ -148,10 +134,7 @@ class NodeRecord:
 
 
 def required_answers(members: int, min_insync: int) -> int:
-    """Returns R: any R members include a holder of every acknowledged frame.
-
-    Such a frame was acknowledged by never fewer than W = ``min_insync`` of the members.
-    """
+    """Returns R: any R members include a holder of every frame that W = ``min_insync`` hold."""
     if not 1 <= min_insync <= members:
         raise ValueError(f"min_insync {min_insync} of {members} members")
     return members - min_insync + 1
@@ -162,12 +145,10 @@ class WheelRecord:
     """A registered wheel.
 
     Attributes:
-        members: Node -> storage uuid; a node that comes back with another storage is not a member
-            of this wheel.
+        members: Node -> storage uuid; with another storage it is not a member of this wheel.
         min_insync: W.
-        seal_slot: The floor at registration, which is the wheel's first seal: no frame of it is
-            ever for a slot below.
-        closed_at: T. The wheel is closed, and no frame beyond T counts. None: not closed.
+        seal_slot: The floor at registration, and the wheel's first seal: no frame is for one below.
+        closed_at: T: no frame beyond it counts. None: not closed.
         limit: No end is found below it; members that have fenced the wheel may accept up to here.
     """
 
@@ -178,11 +159,7 @@ class WheelRecord:
     limit: Natural = 0
 
     def __post_init__(self) -> None:
-        """Checks W.
-
-        Raises:
-            ValueError: The wheel has fewer members.
-        """
+        """Checks that the wheel has W members; raises ValueError."""
         if self.min_insync > len(self.members):
             raise ValueError(f"min_insync {self.min_insync} of {len(self.members)}")
 
@@ -220,16 +197,7 @@ IngressPartition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class IngressRecord:
-    """How far an ingress partition has been read.
-
-    Attributes:
-        topic_id: Kafka's id: a recreated topic has another.
-        next_offset: What lies below is settled, and never read again.
-        announced: Offsets from there on that a leader may have handed to a server.
-        levels_ms: The levels that apply to those: name -> delay.
-        cut_off: The partition was found to end here, before what was read or announced of it;
-            nothing from there on is read. None: it was not.
-    """
+    """How far an ingress partition has been read; docs/PROTOCOL.md has its fields in a table."""
 
     topic_id: str
     next_offset: Natural
@@ -243,15 +211,12 @@ class ControlState:
     """The state that results from the records so far.
 
     Attributes:
-        progress: What is done; None before the first leader.
+        progress: None before the first leader.
         leaders: Transactional id -> the last candidate that committed with it.
-        left_out: The transactional ids that are done without.
         nodes: Every node that was ever given a wheel, or removed.
-        wheels: The registered ones.
         lost: Frames that no member can read.
         lost_records: First frame of each record of lost ones -> last seq: these are removed with
             the wheel. Ranges of several records may touch, and overlap.
-        ingress: Every ingress partition that was ever read.
         reschedules: Messages that have another due by now, while frames do not express it yet.
         needs: The version of these records that a leader must know.
     """
@@ -268,14 +233,9 @@ class ControlState:
     needs: int = 1
 
     def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
-        """Returns the state after one more record.
+        """Returns the state after one more record; the value None removes its key.
 
         Unknown keys are ignored, so that an older node can follow a newer one's topic.
-
-        Args:
-            key: As in the topic.
-            value: None: the key is removed.
-            offset: The record's offset.
 
         Raises:
             ControlRecordMalformedError: A known key with a value that we never write, or records
@@ -315,10 +275,9 @@ class ControlState:
     def holders(self, record: WheelRecord) -> dict[str, str]:
         """Returns the nodes that hold a wheel, or are to fetch it, with their storages.
 
-        Until it is closed these are the members that are left: a replaced one never counts,
-        whatever it has fetched, because it may have acknowledged more before. Once a wheel is
-        closed nothing depends on who acknowledged what, and these nodes' present storages copy it:
-        whoever holds everything through T is as good as any.
+        Who was replaced never counts for an open wheel: it may have acknowledged more before,
+        whatever it has fetched since. For a closed one it does, as nothing depends on who
+        acknowledged what.
         """
         if record.closed_at is None:
             return self.remaining(record)
@@ -333,11 +292,9 @@ class ControlState:
         return frozenset(index for index, mark in self.leaders.items() if mark.token == token)
 
     def leader(self, ids: int, *, without: AbstractSet[int] | None = None) -> Leader | None:
-        """Returns the leader: the one candidate whose token is the newest with every id.
+        """Returns the one candidate whose token is the newest with every id but those of `without`.
 
-        Args:
-            ids: How many ids there are.
-            without: Those that do not count; None: those of which the leader has no mark.
+        Without those of which the leader has no mark, if that is None.
         """
         without = self.left_out.unmarked if without is None else without
         records = [self.leaders.get(index) for index in range(ids) if index not in without]
@@ -489,8 +446,7 @@ def lost_record(lost: FrameRange) -> ControlRecord:
 def lost_records(state: ControlState, lost: FrameSet) -> list[ControlRecord]:
     """Builds the records of frames that no member can read, one for each range.
 
-    A range that touches a recorded one is recorded together with it, so millions in a row are one
-    record however they become known.
+    A range that touches a recorded one is recorded with it: millions in a row end up as one record.
     """
     joined = state.lost | lost
     ranges = dict.fromkeys(joined.range_of(found.first) for found in lost.ranges())

@@ -133,11 +133,7 @@ class FrameSet(AbstractSet[FrameName]):
 
     @classmethod
     def from_json(cls, document: Any) -> "FrameSet":
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
+        """Reads what `to_json` wrote, or raises MalformedError."""
         try:
             return cls(
                 FrameRange(parse_wheel(wheel), int(first), int(last))

@@ -56,12 +56,10 @@ class WheelHeartbeat:
             last seq written.
         high_watermark: The greatest seq that the node knows to be held by W members.
         seal_slot: With `seal_seq` the newest known seal; at first (first slot, 0).
-        seal_seq: See `seal_slot`.
         ledger_seq: Frames up to here are in the published ledger.
         top_slot: The greatest slot of any of its frames; -1: it has none.
         missing: Seqs up to `applied` that cannot be read here and are not known to be lost or
-            finished. If there are more than `MAX_MISSING` spans, the last one reported covers all
-            behind it, so that everything outside the spans is held.
+            finished. Beyond `MAX_MISSING` spans the last one covers all behind it.
     """
 
     applied: int
@@ -110,11 +108,7 @@ class WheelHeartbeat:
 
     @classmethod
     def from_json(cls, document: Any) -> "WheelHeartbeat":
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: It is something else.
-        """
+        """Reads what `to_json` wrote, or raises MalformedError."""
         if not isinstance(document, list) or len(document) < _NUMBERS_OF_A_WHEEL:
             raise MalformedError(f"a list of numbers was expected, not {document!r}")
         if set(map(type, document)) != {int}:
@@ -137,7 +131,6 @@ class LeaderTerm:
     """What a leader reports while it leads; repeated in full with every heartbeat.
 
     Attributes:
-        epoch: The epoch of its leadership.
         fences: Promises that it wants of every member.
         limits: Wheel -> the seq up to which members that have fenced it may still fetch it, from
             any node, so that it can be closed there.
@@ -155,8 +148,7 @@ class Heard(NamedTuple):
     """States that a node heard another one directly, and when.
 
     Attributes:
-        boot: The boot id in the newest heartbeat heard: answers of an older boot no longer count
-            with the node that reports this.
+        boot: The newest heard: answers of an older boot no longer count with who reports this.
         ago_ms: How long ago, at the time of the report.
         storage: The last one heard, but for `ROLLED_BACK`.
         saves: The most saves that were heard of that storage.
@@ -177,7 +169,6 @@ class Heartbeat:
     Attributes:
         storage: The uuid of its data folder.
         boot: The machine's boot id.
-        wall_ms: Its wall clock at the time of the report.
         open: The wheel that it accepts messages into.
         spare: The wheel that it opens next.
         last_number: The greatest number of its own wheels that it knows of.
@@ -189,9 +180,8 @@ class Heartbeat:
         saves: How often its node.json was saved.
         floor: The greatest committed floor it knows of; None before the first.
         reached: The latest committed progress it knows of; None before the first.
-        stands: Its cleaner is a candidate that waits for Kafka, which has answered it; reported
-            only while both of its processes live.
-        term: Reported only while its cleaner leads and both of its processes live.
+        stands: Its cleaner is a candidate that waits for Kafka, which has answered it; reported,
+            like `term`, only while both of its processes live.
         heard: Every other node that it ever heard directly since its start.
         disk_out: Its disk accepts no frames now: it has no room, or hangs.
         verifying: Wheels of which it has files without knowing yet what they hold.
@@ -241,7 +231,6 @@ class Promise:
 
     Attributes:
         storage: The uuid of its data folder.
-        fence: What it promised.
         applied: Wheel -> the greatest seq of it that the member has; a wheel not named: nothing.
         incomplete: Those of these wheels, or wheels it does not hold, of which the member may have
             lost acknowledged frames.
@@ -268,10 +257,9 @@ class Promise:
 # entry takes half a KiB.
 @lru_cache(maxsize=1_024)
 def wheel_heartbeat(numbers: tuple[int, ...]) -> WheelHeartbeat:
-    """Reads the numbers of `WheelHeartbeat.to_json`; cached, since most wheels' do not change.
+    """Reads the numbers of `WheelHeartbeat.to_json`, or raises MalformedError.
 
-    Raises:
-        MalformedError: No wheel has such numbers.
+    Cached, since those of most wheels do not change.
     """
     applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *spans = numbers
     # In one expression: a node reports each of its wheels ten times a second.

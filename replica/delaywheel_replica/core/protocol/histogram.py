@@ -1,7 +1,6 @@
 """Histograms: how long something took, in fixed buckets, since a process started.
 
-Everything is an integer number of microseconds, so that it fits JSON exactly, and sums neither
-round nor drift.
+All in integer microseconds: these fit JSON exactly, and sums neither round nor drift.
 """
 
 from bisect import bisect_left
@@ -30,9 +29,7 @@ class Histogram:
 
     Attributes:
         bounds_us: Upper bounds of the buckets, each inclusive, ascending.
-        counts: The count of each bucket alone; the last one is for values beyond the last
-            bound.
-        sum_us: The sum of all values.
+        counts: Of each bucket alone; the last one is for values beyond the last bound.
     """
 
     bounds_us: tuple[int, ...]
@@ -40,11 +37,7 @@ class Histogram:
     sum_us: Natural
 
     def __post_init__(self) -> None:
-        """Checks that counts and bounds fit.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Checks that counts and bounds fit; raises ValueError."""
         if len(self.counts) != len(self.bounds_us) + 1:
             raise ValueError(f"counts: {len(self.counts)} for {len(self.bounds_us)} bounds")
         if any(low >= high for low, high in pairwise(self.bounds_us)):

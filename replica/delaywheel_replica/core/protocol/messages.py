@@ -56,11 +56,9 @@ class WheelCard:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Frames of one wheel.
+    """Frames of one wheel, ascending; an answer to a Fetch may have fewer than were requested.
 
-    Attributes:
-        frames: Ascending; an answer to a Fetch may have fewer than were requested.
-        request: The number of the Fetch that is answered; 0: pushed by the origin.
+    `request` is the number of the Fetch that is answered; 0: pushed by the origin.
     """
 
     card: WheelCard
@@ -72,10 +70,7 @@ class Frames:
 class Applied:
     """A mirror reports the seq up to which it holds everything.
 
-    Attributes:
-        storage: The mirror's storage.
-        boot: The mirror's boot: an answer given before its machine restarted no longer counts.
-        prefix: Every frame up to here is held.
+    The boot is the mirror's: an answer given before its machine restarted no longer counts.
     """
 
     wheel: WheelId
@@ -94,13 +89,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Asks for frames.
-
-    Attributes:
-        request: Identifies the answer.
-        first_seq: With `last_seq` the frames requested; as many as fit one answer are sent.
-        last_seq: See `first_seq`. They may be millions.
-    """
+    """Asks for frames, perhaps millions, of which as many are sent as fit one answer."""
 
     request: Positive
     wheel: WheelId
@@ -112,11 +101,8 @@ class Fetch:
 class Lacks:
     """The sender cannot read these frames, though they may have been written.
 
-    Attributes:
-        request: The number of the Fetch.
-        storage: The storage of the answering node.
-        first_seq: With `last_seq` the missing ones: the leading run of what was requested.
-        last_seq: See `first_seq`.
+    They are the leading run of what the Fetch with this number asked for; the storage is the
+    sender's.
     """
 
     request: Positive
@@ -135,7 +121,7 @@ class PrevoteRequest(NamedTuple):
     """A standby's question whether the others hear no leader either.
 
     Attributes:
-        round: The asking node's round, ascending since its cleaner started.
+        round: Ascending since the asking node's cleaner started.
         silence_ms: The receiver agrees if it has heard no leader for this long.
     """
 

@@ -73,8 +73,8 @@ class ProducerQuota:
         share_s: Of how long one transaction may have that.
         recent: What was sent in each of the last seconds, by the second.
         proven_bytes: The most that went out within `WINDOW_S` without being throttled.
-        first_bytes: What the first throttled transaction carried.
-        first_per_s: The rate that it showed.
+        first_bytes: What the first throttled transaction carried; `first_per_s`: the rate it
+            showed.
         patient_bytes: What a transaction may have where smaller ones are no shorter; None: they
             are, as far as is known.
     """
@@ -115,11 +115,10 @@ class ProducerQuota:
     def after(
         self, sent_bytes: int, *, began_ms: int, throttled_ms: int, most_bytes: int
     ) -> ProducerQuota:
-        """Returns what is known after one more transaction.
+        """Returns what is known after one more transaction, which was sent from `began_ms` on.
 
         Args:
             sent_bytes: What was sent of it, as `wire_bytes` says.
-            began_ms: When it began.
             throttled_ms: How long after that Kafka takes more; 0: it did not throttle.
             most_bytes: What a transaction may have if there is no quota.
         """

@@ -5,12 +5,9 @@ w + 1 those up to position p, in the order of positions. It is written last in e
 which holds exactly the messages between the old state and the new one: so what is visible in Kafka
 and what is recorded as done never differ.
 
-A leader whose clock was ahead leaves w in the future, and forwarding rests until the clocks have
-passed it. An operator may set w back (`Progress.set_back`); what was done then stays done, as
-another (w, p, V) that is kept until w has passed it: *done ahead*.
-
-Invariants, which the tests check: nothing decreases but w, and that only in this way; V rests while
-one millisecond is being split; a wheel leaves V only when it is unregistered.
+A leader whose clock was ahead leaves w in the future. An operator may set it back
+(`Progress.set_back`); what was done then stays done as another (w, p, V), *done ahead*, until w has
+passed it. Nothing else ever decreases; docs/PROTOCOL.md, "Progress", has all that must not follow.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -38,11 +35,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads ``<wheel>/<seq>/<row>``.
-
-        Raises:
-            MalformedError: It is malformed.
-        """
+        """Reads ``<wheel>/<seq>/<row>``, or raises MalformedError."""
         match text.split("/"):
             case [wheel, seq, row] if seq.isdecimal() and row.isdecimal():
                 return cls(parse_wheel(wheel), int(seq), int(row))
@@ -53,10 +46,7 @@ class Position:
 class Reached:
     """How far progress has come; identifies one progress record within a cluster.
 
-    Attributes:
-        set_backs: How often w was set back.
-        due_ms: `w`.
-        position: `p`; None: none.
+    `set_backs` counts how often w was set back, `due_ms` is w, `position` p.
     """
 
     set_backs: Natural
@@ -131,8 +121,7 @@ class Progress(Done):
 
     Attributes:
         floor: Every slot below is done and may be deleted.
-        ahead: Done ahead of w, under clocks that were ahead; newest last, so with w falling and V
-            growing.
+        ahead: Done under clocks that were ahead; newest last, so with w falling and V growing.
         set_backs: How often w was set back.
     """
 

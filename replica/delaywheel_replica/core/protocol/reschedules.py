@@ -32,11 +32,7 @@ class MessageKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses `<id>/<due>/<topic>`.
-
-        Raises:
-            MalformedError: It is something else.
-        """
+        """Parses `<id>/<due>/<topic>`, or raises MalformedError."""
         match = _KEY.fullmatch(text)
         if match is None:
             raise MalformedError(f"{text!r} is not <id>/<due>/<topic>")
@@ -63,12 +59,10 @@ class Reschedule:
     """The decision that a message has another due.
 
     Attributes:
-        to_ms: The new due.
         place: Where a copy of the message lies, in a frame <= V.
         passed: Dues that it was given before, and that passed before a copy was there.
         is_written: Copy and cancel are <= V; only `passed` must still be remembered.
-        chosen_ms: Nothing: earlier releases expect it.
-        set_backs: Likewise.
+        chosen_ms: Nothing, like `set_backs`: earlier releases expect them.
     """
 
     to_ms: int
@@ -81,12 +75,9 @@ class Reschedule:
 
 @dataclass(frozen=True, slots=True)
 class RescheduleProposal:
-    """A request to give a message another due.
+    """A request to give a message, of which a copy lies at this place, another due.
 
-    Attributes:
-        to_ms: The new due.
-        place: Where a copy of it lies.
-        looked: Up to which seq of each wheel the server has read that no cancel of it exists.
+    `looked` says up to which seq of each wheel the server has read that no cancel of it exists.
     """
 
     key: MessageKey
@@ -100,7 +91,6 @@ class RescheduleWritten:
     """Reports that a decision is in frames, which enough members hold.
 
     Attributes:
-        to_ms: The due of the copy.
         copy: The copy lies in this wheel, in a frame up to this seq.
         cancel: Likewise the cancel with its mark; None: it cannot be written, because the second of
             the old due is sealed.
@@ -126,8 +116,7 @@ def mark_of(key: MessageKey, to_ms: int) -> bytes:
 def marked_due(key: MessageKey, ids: Iterable[bytes]) -> int | None:
     """Returns the due that a message was rescheduled to, if one of these ids is its mark.
 
-    A due that passed before its copy was there leaves a mark too: the message was given another due
-    then.
+    A due that passed before its copy was there leaves a mark too.
     """
     begin = mark_begin(key)
     marks = (int.from_bytes(id_[MARK_HASH_BYTES:], "big") for id_ in ids if id_.startswith(begin))

@@ -35,17 +35,11 @@ def next_seal(
     last_seq: int,
     late_window_s: int,
 ) -> Seal:
-    """Returns the seal that an origin may give now.
+    """Returns the seal that an origin may give now; without a leader's clock it does not move.
 
     The lesser of the two clocks counts: otherwise an origin whose clock runs ahead would seal
-    seconds that the leader has not reached yet.
-
-    Args:
-        seal: The one given before; at first (slot of the registration, 0).
-        own_clock_ms: This node's wall clock.
-        leader_clock_ms: The leader's; None while no leader is heard: then the seal does not move.
-        last_seq: The last seq this origin has written.
-        late_window_s: How long after its due a slot still accepts frames.
+    seconds that the leader has not reached yet. A slot accepts frames for the late window after its
+    due.
     """
     if leader_clock_ms is None:
         return seal

@@ -1,8 +1,6 @@
 """Status files: what a node's two processes report to each other, always as a whole state.
 
-`ServerStatus` is written by the server: its node's heartbeat, and what it knows of the other nodes.
-`CleanerStatus` is written by the cleaner: the content of the control topic, the state of
-forwarding, and what a leader or candidate wants of the other nodes. A reader that missed some loses
+The server writes `ServerStatus`, the cleaner `CleanerStatus`. A reader that missed some loses
 nothing.
 """
 
@@ -56,16 +54,13 @@ class ServerStatus:
 
     Attributes:
         heartbeat: The node's report, made for this status.
-        pid: The server process.
-        monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of one
-            machine.
+        monotonic_ms: CLOCK_MONOTONIC when it was written, the same in all processes of a machine.
         peers: The other nodes, as far as they were heard of.
         leader_heard_ms: When another node was last heard to lead, or a vote was given to
             one, by the monotonic clock; None: never, or its connection broke since.
         answers: The newest answers to fences, own ones included: at most one for each member and
             origin.
-        votes: The nodes that agreed to this node's newest round of asking; see `vote_round`.
-        vote_round: See `votes`; 0: none.
+        votes: The nodes that agreed to this node's newest round of asking, `vote_round`; 0: none.
         looked_for: Frames being searched for; if there are many ranges, some of each wheel.
         lacks: Member, including this node -> those of them that it does not have. Another member is
             named only after it has reported so.
@@ -98,11 +93,9 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class FloorWait:
-    """What keeps back a floor.
+    """What keeps back a floor, for people, and how far it is below what w alone allows.
 
-    Attributes:
-        behind_s: How far it is below what w alone allows.
-        causes: What it waits for, for people; of many wheels those that are furthest behind.
+    Of many wheels the causes are those that are furthest behind.
     """
 
     behind_s: Positive
@@ -111,12 +104,7 @@ class FloorWait:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A progress that does not move, though messages may be due.
-
-    Attributes:
-        since_ms: When it last moved, by the wall clock.
-        cause: What forwarding waits for, for people.
-    """
+    """When progress last moved, by the wall clock, and what forwarding waits for, for people."""
 
     since_ms: Positive
     cause: str
@@ -154,9 +142,7 @@ class IngressStatus:
 class UnansweredHalves:
     """Half messages about which one group was asked, and that it has not read yet.
 
-    Attributes:
-        letters: How many.
-        oldest_ms: When the first of them was asked, in Unix milliseconds.
+    `oldest_ms` is when the first of them was asked, in Unix milliseconds.
     """
 
     group: str
@@ -170,8 +156,8 @@ class UnavailableTopic:
 
     Attributes:
         partitions: These; none: all of them.
-        since_ms: Since when, in Unix milliseconds.
-        cause: Why, for people.
+        since_ms: In Unix milliseconds.
+        cause: For people.
         deferred: How many of its messages were deferred meanwhile.
     """
 
@@ -184,32 +170,25 @@ class UnavailableTopic:
 
 @dataclass(frozen=True, slots=True)
 class CleanerStatus:
-    """The cleaner's status.
+    """The cleaner's status: the control topic's content, how it forwards, what it wants of others.
 
     Attributes:
-        boot: The machine's boot id.
-        pid: The cleaner process.
         monotonic_ms: CLOCK_MONOTONIC when it was written.
-        wall_ms: Its wall clock then.
-        role: What it is doing.
-        epoch: The epoch of its own leadership, while it rests or leads.
-        leader: The leader, as far as it has read the control topic.
+        epoch: Of its own leadership, while it rests or leads.
+        leader: As far as it has read the control topic.
         progress: The committed one; None before the first leader.
         control_offset: How far it has read the control topic; -1: never.
-        wheels: The registered wheels.
         nodes: Every node that was ever given a wheel, or removed.
         lateness_ms: Wall clock minus the oldest due not done yet, or what it may be where that is
             not known; 0: nothing is overdue.
         kafka_error: Why it does not lead or forward, for people.
         kafka_warnings: What endangers its work, though it can lead, for people.
-        started_ms: Its wall clock when the process started.
-        counters: Counts since the process started.
-        forwarded_by_topic: Messages forwarded since then, for a bounded number of topics, with all
-            others as one.
-        dead_by_topic: Dead letters since then, by the topic they were meant for, likewise.
-        dead_by_reason: Dead letters since then, by reason.
-        lateness: How late messages were forwarded since then; None: not counted.
-        commit_times: How long transactions took that were committed since then, likewise.
+        started_ms: Its wall clock when the process started, which all that it counts is since.
+        forwarded_by_topic: Messages forwarded, for a bounded number of topics, with all others as
+            one.
+        dead_by_topic: Dead letters by the topic they were meant for, likewise.
+        lateness: How late messages were forwarded; None: not counted.
+        commit_times: How long committed transactions took, likewise.
         unavailable: Topics whose messages are deferred, or become dead letters.
         fences: Promises that it wants of every member, while it leads.
         limits: Wheel -> the seq up to which members that have fenced it may still fetch it, while
@@ -220,15 +199,15 @@ class CleanerStatus:
         lost: Frames that are committed as lost.
         ingress_slot: While this node leads, the seals of its wheels must not pass this slot,
             so that they accept again what was announced; 0: they do not move; None: no limit.
-        ingress: How far it takes in the ingress topics; None: it does not lead, or has none.
+        ingress: None: it does not lead, or has no ingress topics.
         reschedules: Messages that have another due by now, while frames do not express it yet.
         needs: The version of control records that a leader must know.
         unanswered: Halves that wait for their groups' checkers, while this node leads; at most
             20 groups, those with the most first.
         halves_objection: Why no group can be asked about half messages, while this node leads;
             None: it can.
-        floor_wait: What keeps back the floor, if it is far behind, and this node leads.
-        standstill: Why progress does not move, if it has not for long, and this node leads.
+        floor_wait: Set if the floor is far behind, and this node leads.
+        standstill: Set if progress has not moved for long, and this node leads.
         throttled: What a quota of Kafka's leaves to this leader, if it was throttled of late, for
             people.
     """

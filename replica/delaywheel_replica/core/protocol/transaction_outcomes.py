@@ -1,10 +1,9 @@
 """What a transactional producer's calls report, and what each report means.
 
-librdkafka speaks the older transaction protocol: a late copy of an EndTxn, in the same producer
-epoch, ends a later transaction in the middle. So after a call that may have sent one twice, even if
-it succeeded, and after a transaction that was not ended, nothing more is sent in that producer
-epoch: the id is inited again (core/election/id_turns.py). Whether a commit counts that failed or
-was not answered, only the control topic shows: that takes a new candidacy, which inits every id.
+librdkafka speaks the older transaction protocol, in which a late copy of an EndTxn ends a later
+transaction of the producer epoch in the middle: docs/PROTOCOL.md, "What the client sends again",
+says what follows. Whether a commit counts that failed or was not answered, only the control topic
+shows: that takes a new candidacy, which inits every id.
 
 Two tables, both total:
 
