@@ -5,7 +5,8 @@ transaction that takes its message. So an answer is true only by a committed pro
 once the frame is written, "too late" and "not found" are no longer true of anything.
 
 `before_writing` says what is done first, `after_writing` what is answered, for each committed
-progress seen: docs/PROTOCOL.md has their tables, and tests compare them.
+progress seen: docs/PROTOCOL.md, "Cancel", has their tables, which tests compare, and says what a
+plain message is, which `is_cancelled` decides about alone.
 
 One transaction took a message and its cancel if the progress that it began with is known
 (`directly_before`), and nothing due at that millisecond was done by then: a cancel with c <= V
@@ -16,24 +17,15 @@ frame up to V of the deciding progress. By any other look, and by one that finds
 longer, CANCELLED is WAIT, and ALREADY_DELIVERED is UNKNOWN: a cancel may have been written and
 taken since.
 
-Nearly every message is plain: it is no half, and a current look before writing could read its
-second, and found neither a cancel nor another due, by a mark or a record. As long as the same epoch
-leads, and no record of it appears, its own cancel decides alone (`is_cancelled`), without another
-look: no other leader has written anything, and a mark lies there only after its record was seen.
-
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
-mark lies in the slot: the cancel of an id that is made of both dues (core/protocol/reschedules.py).
-A current look finds the mark of an earlier reschedule, which is <= V; before deciding a later one
-the leader sees the cancel, and leaves the message alone. A frame of the slot that cannot be read
-may be the mark, or the release of a half: WAIT, until it is read, or given up as lost. A node knows
-of such a frame once a look has met it, and no later look of it is current; so this decides where
-one look is all: of commits, of ids that are checked, of what a search lists.
+mark lies in the slot. A current look finds the mark of an earlier reschedule, which is <= V; before
+deciding a later one the leader sees the cancel, and leaves the message alone. A frame of the slot
+that cannot be read may be the mark, or the release of a half: WAIT, until it is read, or given up
+as lost. A node knows of such a frame once a look has met it, and no later look of it is current; so
+this decides where one look is all: of commits, of ids that are checked, of what a search lists.
 
 UNKNOWN stands where the progress record does not show which came first, or where a cancel that
-counted may lie in what could not be read. A WAIT survives a change of leader, because the next
-one's progress may decide; UNKNOWN, and a WAIT whose deadline passes, are answered UNAVAILABLE.
-Before answering NOT_FOUND a node asks the others (`others_to_ask`): what was acknowledged after
-their last heartbeats is not known yet.
+counted may lie in what could not be read.
 
 A half message (halves.py) is done before its due if a release counts for it. If it is done without
 a cancel it was forwarded, or its sender was asked: ALREADY_DELIVERED says no more of a half.
@@ -72,12 +64,11 @@ class CancelView:
     """What a leader's node knows of one message, identified by topic, id and due.
 
     Attributes:
-        due_ms: The message's due.
         now_ms: The wall clock.
         leading: This node's cleaner leads, and its status is fresh.
         progress: The committed one; None before the first leader.
         copies: Where the message lies in the slot files.
-        cancels: Where cancels of it lie, as far as known.
+        cancels: Where cancels of it lie, as far as known; `commits` likewise.
         complete: Every frame of the slot could be read, and the node holds all that was
             acknowledged (`holders.knows_all`).
         readable: Every frame of the slot that the node holds could be read.
@@ -87,7 +78,6 @@ class CancelView:
             progress.
         before: What was committed directly before this progress; None: unknown.
         releases: Where releases of it lie, as far as known; a current look finds all.
-        commits: Where commits of it lie, as far as known.
     """
 
     due_ms: int
@@ -110,10 +100,7 @@ def directly_before(
 ) -> Progress | None:
     """Returns what was committed directly before the progress of a status; None if unknown.
 
-    Args:
-        earlier: The status that was read before this one.
-        now: The newest status.
-        known: The result for the earlier status.
+    `known` is the result for the status that was read before this one.
     """
     if earlier is None or not (earlier.has_term and now.has_term):
         return None
@@ -128,8 +115,7 @@ def directly_before(
 def others_to_ask(wheels: Collection[WheelRecord]) -> int:
     """Returns how many other members must report "not found" before NOT_FOUND may be answered.
 
-    Any R members include a holder of every acknowledged frame. For a closed wheel no more is
-    acknowledged than the node was found to hold.
+    For a closed wheel no more is acknowledged than the node was found to hold.
     """
     needed = [record.required_answers for record in wheels if record.closed_at is None]
     return max(needed, default=1) - 1
@@ -180,7 +166,8 @@ def after_writing(view: CancelView) -> CancelDecision:
 def is_cancelled(due_ms: int, cancel: Position, progress: Progress) -> bool:
     """Decides about a plain message after writing, without another look: CANCELLED.
 
-    Where it is false, `after_writing` says what to do.
+    No other leader has written anything while the same epoch leads. Where it is false,
+    `after_writing` says what to do.
     """
     is_taken = cancel.seq <= progress.seq(cancel.wheel)
     return is_taken and due_ms > progress.due_ms and not progress.ahead

@@ -1,17 +1,12 @@
 """Fence, recover, close: how a wheel that is no longer written gets its end.
 
-A registered wheel is to be closed when it is left, replaced, silent or superseded: docs/PROTOCOL.md
-says when it is. Then its members promise to refuse that node's wheels up to X, and answer with what
-they hold. The greatest of enough answers is T, or V, or the committed limit, if one of those is
-greater. When enough members hold everything through T, the leader commits ``wheel/X closed at T``,
-and only what is committed counts. Until then it commits T as the wheel's limit, and then reports
-it: up to there, members that have fenced the wheel may accept it after all. What they accept in
-this way may be acknowledged; since no end is found below a committed limit, earlier answers stay
-good, however old.
-
-A member that was replaced is known to hold nothing, without being asked: it counts only towards
-"all N". Another storage that merely answers under a member's name counts for nothing: the member's
-own may come back.
+docs/PROTOCOL.md, "Closing", says when a wheel is to be closed. Then its members promise to refuse
+that node's wheels up to X, and answer with what they hold. The greatest of enough answers is T, or
+V, or the committed limit, if one of those is greater. When enough members hold everything through
+T, the leader commits ``wheel/X closed at T``, and only what is committed counts. Until then it
+commits T as the wheel's limit, and then reports it: up to there, members that have fenced the wheel
+may accept it after all. Since no end is found below a committed limit, earlier answers stay good,
+however old, though what was accepted in this way may be acknowledged.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,14 +43,10 @@ Closing = AnswersWanted | HoldersWanted | Close
 def wheels_to_close(
     state: ControlState, heartbeats: Mapping[str, Heartbeat], silent: Collection[str] = ()
 ) -> list[WheelId]:
-    """Returns the open wheels that are to be closed, in order.
+    """Returns the open wheels that are to be closed, in order; of silent nodes, all.
 
     A wheel that was left waits while its node still uses one below it: promises are kept as one
     highest number per node, so fencing it would fence the wheel in use.
-
-    Args:
-        heartbeats: The newest heartbeat of each node.
-        silent: Nodes all of whose wheels are given up.
     """
     newest: dict[str, WheelId] = {}
     unclosed = sorted(wheel for wheel, record in state.wheels.items() if record.closed_at is None)
@@ -102,7 +93,6 @@ def closing(
     Args:
         state: What is committed, with what the same transaction has changed already.
         answers: At most one for each node and origin; a newer one replaces the older.
-        heartbeats: The newest heartbeat of each node.
         taken: V of the wheel as the same transaction leaves it.
     """
     record = state.wheels[wheel]
@@ -135,11 +125,7 @@ def fences_wanted(results: Mapping[WheelId, Closing]) -> list[Fence]:
 def limits_wanted(
     state: ControlState, results: Mapping[WheelId, Closing]
 ) -> dict[WheelId, WheelRecord]:
-    """Returns the records to commit before members may learn how far to fetch.
-
-    Args:
-        results: Results for the wheels that are to be closed.
-    """
+    """Returns the records to commit before members may learn how far to fetch."""
     return {
         wheel: replace(state.wheels[wheel], limit=result.final_seq)
         for wheel, result in results.items()

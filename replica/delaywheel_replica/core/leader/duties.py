@@ -83,7 +83,7 @@ class Cluster:
     """How the cluster is configured.
 
     Attributes:
-        nodes: The ids of all nodes: the members of every new wheel.
+        nodes: All nodes: the members of every new wheel.
         min_insync: W of new wheels.
         late_window_s: How long after its due a slot still accepts frames.
         floor_patience_s: A floor that is further behind is reported, once the leader has led for as
@@ -105,7 +105,7 @@ class Situation:
     Attributes:
         now_ms: Its wall clock.
         node: Its own id.
-        heartbeats: The newest heartbeat of each node, its own included.
+        heartbeats: The newest of each node, its own included.
         answers: The newest fence answer of each member for each origin.
         looked_for: Frames that were searched for.
         lacks: Member -> those of them that it does not have.
@@ -118,7 +118,6 @@ class Situation:
             something of that partition.
         ingress_slot: A slot that the floor must not pass because of announced records; None:
             announced records, if there are any, are not read.
-        rescheduling: What is requested and known of messages that get another due.
         halves_objection: Why no group can be asked about half messages; None: it can.
         hears_answers: The ingress topic is read, by which groups answer about them.
     """
@@ -145,17 +144,16 @@ class Duties:
     """What the next transaction carries, and which frames to request meanwhile.
 
     Attributes:
-        records: Control records, to be produced before the progress record.
+        records: To be produced before the progress record.
         progress: What to commit, last.
         watch: The `watch` of the next call.
-        fences: Fences to request from every member now.
+        fences: To request from every member now.
         limits: Wheel -> up to where members may fetch what they have fenced, as committed before.
         missing: Frames that must exist and that no member shows: to be searched for.
         lost: The frames that the transaction gives up.
         closed: The wheels that the transaction closes, with their final seqs.
-        unregistered: The wheels that the transaction removes.
         refused: Nodes that want a wheel and get none.
-        floor_wait: What keeps back the floor, if it is far behind.
+        floor_wait: Set if the floor is far behind.
     """
 
     records: list[ControlRecord]

@@ -39,15 +39,10 @@ def ages_ms(server: ServerStatus, now_ms: int) -> dict[str, int]:
 def silent_nodes(
     server: ServerStatus, nodes: Iterable[str], *, required: int, now_ms: int
 ) -> frozenset[str]:
-    """Returns which of these nodes are silent; the local node never is.
+    """Returns which of these nodes are silent, by the monotonic clock; the local node never is.
 
     A server that has just started has heard no node: what depends on silence must wait until it
-    could have.
-
-    Args:
-        nodes: The nodes to judge.
-        required: R of the cluster as configured.
-        now_ms: The monotonic clock.
+    could have. `required` is R of the cluster as configured.
     """
     ages = ages_ms(server, now_ms)
     hearers = dict.fromkeys(nodes, 0)

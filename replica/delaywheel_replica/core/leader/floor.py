@@ -1,15 +1,7 @@
 """The floor: everything below it is done, and all its slot files may be deleted.
 
-It passes a slot when w is past the slot's late window and, for every registered wheel, all that the
-wheel will ever have for the slot has passed the frame gates. What a wheel will ever have is known
-from its end T once it is closed, and from its seals (s, q) before: all of it below slot s lies in
-frames <= q. `FRAME_GATES` lists what a frame must have passed. Nor does it pass the slot of an
-ingress record that is announced and not settled: a leader that reads that record again must find
-its copy (ingress/partition.py).
-
-Under load the newest seal's q is always a little ahead of what has passed the gates. So one seal of
-each wheel is kept until its q has passed; it then counts for good, and the newest one reported is
-kept next.
+docs/PROTOCOL.md, "The floor", says which slots it passes, and why one seal of each wheel is kept
+until its q has passed the gates (`FRAME_GATES`).
 
 Invariants:
 - The floor never goes back.
@@ -133,10 +125,8 @@ def floor_wait(
     """Returns what a floor waits for that is far below what w alone allows; None: it is not.
 
     Args:
-        view: As for `floor_after`.
-        watch: Likewise.
+        view: As for `floor_after`, like the watch.
         floor: The floor that is committed with `view.progress`.
-        late_window_s: How long after its due a slot still accepts frames.
         patience_s: How far behind it may be.
     """
     behind_s = time_floor(view.progress.due_ms, late_window_s) - floor
@@ -190,16 +180,11 @@ def published_seqs(heartbeats: Iterable[Heartbeat]) -> dict[WheelId, int]:
 def wholly_below(
     wheel: WheelId, state: ControlState, floor: int, heartbeats: Mapping[str, Heartbeat]
 ) -> bool:
-    """Whether all of a closed wheel lies below the floor.
+    """Whether all of a closed wheel that is registered lies below the floor.
 
     It depends on one member that holds all of it, since only such a member knows the slot of every
     frame; and on every node that reports files of it, so that no node is left with files that the
     floor has not passed.
-
-    Args:
-        wheel: A registered one.
-        floor: Every slot below is done.
-        heartbeats: The newest heartbeat of each node.
     """
     record = state.wheels[wheel]
     if record.closed_at is None:

@@ -1,30 +1,16 @@
 """Decides what becomes of a half message: one that is sent with a local transaction, or not at all.
 
 A half is an ordinary message in every way but one: unless a row says that it was committed, it is
-not forwarded at its due, but asked about. All that decides lies in the slot of its due:
-
-| row | written by | says |
-|---|---|---|
-| half | any node, once or again in other wheels | the message, invisible until it is decided |
-| commit | any node | forward the half at its due |
-| release | the node that accepted the half | forward the half as soon as this row is <= V |
-| cancel | the leader's node | never forward it |
+not forwarded at its due, but asked about. All that decides lies in the slot of its due.
+docs/PROTOCOL.md, "Half messages", has the rows, which copies a step takes, and what they end as.
 
 A release counts at once for a copy of the half in its own wheel, with a lower seq: so whoever takes
 the release has the copy in the same step, and a leader needs to notice releases alone. For all
 other copies it is a commit.
 
-A step leads from one progress to the next. A copy <= V is *done* if it is due by w (or was done
-ahead), or if a release <= V counts for it at once. A step takes the copies that are done after it
-and were not before; docs/PROTOCOL.md has what they end as.
-
 Of several copies in one step those that are released come first, then those first in position.
 Everything follows from w, V, V' and rows <= V', so any leader decides the same. Rows that come
 after the end change nothing: the half is done.
-
-No half is accepted before the control topic says that leaders must know halves
-(core/protocol/control.py): a release that does not would send each at its due. A leader says so if
-its settings want halves, once every node is known to have a release that knows them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -46,10 +32,7 @@ def are_known(needs: int) -> bool:
 
 
 def longest_left_ms(clock_skew_ms: int) -> int:
-    """Returns in how long a half is due at most.
-
-    By the clocks of who made the half, of the node that took it, and of the one that asks.
-    """
+    """Returns in how long a half is due at most, by the clocks of maker, taker and asker."""
     return LONGEST_HOLD_MS + 2 * clock_skew_ms
 
 
@@ -61,8 +44,7 @@ def may_be_half(needs: int, left_ms: int, clock_skew_ms: int) -> bool:
 def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> list[str]:
     """Returns the nodes that may have a release which does not know halves.
 
-    Empty once the control topic says that leaders must: such a release no longer leads, wherever it
-    is started.
+    Empty once the control topic says that leaders must: such a release no longer leads.
     """
     if are_known(state.needs):
         return []
@@ -76,15 +58,7 @@ def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> li
 
 @dataclass(frozen=True, slots=True)
 class HalfRows:
-    """Where the rows of one half lie, all of them in the slot of its due.
-
-    Attributes:
-        due_ms: The half's due.
-        copies: The half itself.
-        commits: Commits of it.
-        releases: Releases of it.
-        cancels: Cancels of it.
-    """
+    """Where the rows of one half lie, all of them in the slot of its due."""
 
     due_ms: int
     copies: frozenset[Position]

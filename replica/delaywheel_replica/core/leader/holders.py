@@ -4,9 +4,8 @@ Only frames that the leader's node holds and knows to be held by W members, or t
 committed end T, may enter V. A leader forwards nothing until it holds everything up to V: it could
 not distinguish what it is missing from a retry.
 
-V <= T always: an end is never found below what was taken (core/leader/closing.py). "Held up to a
-seq" means every frame up to there; those that are committed as lost, or whose slots are finished,
-are not missing.
+"Held up to a seq" means every frame up to there; those that are committed as lost, or whose slots
+are finished, are not missing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -69,21 +68,8 @@ def holds_progress(state: ControlState, own: Heartbeat) -> bool:
 def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat]) -> bool:
     """Whether a node holds all that had been acknowledged when these heartbeats were sent.
 
-    | a wheel | then the node must hold of it |
-    |---|---|
-    | closed at T | everything through T |
-    | not closed, which it writes | nothing: it is its own |
-    | not closed, R complete members are heard | all that any of these has |
-    | not closed, fewer are heard | more than it can know |
-    | not registered yet, as far as it has read, and some node has frames of it | the same |
-
-    Who knows of no wheel has yet to read of the first one, or what an earlier life has read. A
-    leader hears R members by today's settings; an older wheel may need more of them.
-
-    Args:
-        state: What is committed: the wheels and what is lost.
-        own: The heartbeat of the node.
-        heard: The newest heartbeats of the other nodes that are heard.
+    docs/PROTOCOL.md, "Cancel", has in a table what that takes. Who knows of no wheel has yet to
+    read of the first one, or what an earlier life has read. `heard` are the nodes that are heard.
     """
     everyone = {**heard, own.node: own}
     has_read = bool(state.wheels) and not any(_is_behind(state, each) for each in everyone.values())
@@ -97,16 +83,11 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
 def held_alone(
     state: ControlState, heartbeats: Mapping[str, Heartbeat], *, without: str | None = None
 ) -> dict[WheelId, tuple[str, int, int]]:
-    """Returns closed wheels of which only one node holds some frames, and which these are.
+    """Returns closed wheels of which one node alone holds some frames: it, the first and the last.
 
-    Wheels that are not closed are left out: their nodes wait for W members with each frame.
-
-    Args:
-        heartbeats: The newest heartbeat of each node, silent ones too: their disks still count.
-        without: A node that does not count.
-
-    Returns:
-        Wheel -> the node, its first and its last frame that no other has.
+    Wheels that are not closed are left out: their nodes wait for W members with each frame. Silent
+    nodes' heartbeats are asked for too, as their disks still count; `without` is a node that does
+    not.
     """
     alone: dict[WheelId, tuple[str, int, int]] = {}
     for wheel, record in state.wheels.items():

@@ -1,17 +1,9 @@
 """Decides which frames are lost: those that no member can read.
 
-Nothing is given up because it cannot be found: a frame is lost only when every member of its wheel
-has reported it as missing. A member that was replaced is missing everything, until its wheel is
-closed: then the new one copies it, and is asked like all others. With one member its own report is
-enough. Then a record ``lost/<wheel>/<seq>`` states it: the frame is skipped,
-whichever node leads, and holds back neither V nor an end nor the floor.
-
-| a frame | is |
-|---|---|
-| that a member's newest heartbeat shows as held | not lost, whatever was said before |
-| of a wheel that a member is verifying | not lost: its earlier reports may be outdated |
-| that was never written, as far as anyone knows | not lost: it may still come |
-| that all members are missing otherwise | lost |
+Nothing is given up because it cannot be found: a frame is lost only when every holder of its wheel
+has reported it as missing. docs/PROTOCOL.md, "Lost frames", has the table. Then a record
+``lost/<wheel>/<seq>`` states it: the frame is skipped, whichever node leads, and holds back neither
+V nor an end nor the floor.
 
 Frames that are taken, or lie below an end, but that no member reports, must be asked for: otherwise
 no node would fetch them on its own, and none would report them as missing.
@@ -40,9 +32,7 @@ class Sought:
 
     Attributes:
         own: The leader's own node; its heartbeat and what it is missing were reported together.
-        heartbeats: The newest heartbeat of each node.
         answers: Answers to fences: they show what was written.
-        frames: The frames searched for.
         lacks: Node -> those of them that it reported as missing.
     """
 
@@ -56,9 +46,7 @@ class Sought:
 def frames_lost(state: ControlState, ends: Mapping[WheelId, int], sought: Sought) -> FrameSet:
     """Returns lost frames that are not recorded yet, as many as can be recorded quickly.
 
-    Args:
-        ends: For each registered wheel V, or T if that is known.
-        sought: What is known of frames that were searched for.
+    The end of each registered wheel is V, or T if that is known.
     """
     lost: dict[WheelId, SeqSet] = {}
     left = MAX_LOST
@@ -113,9 +101,7 @@ def frames_missing(
 ) -> FrameSet:
     """Returns frames that must exist but that no member shows; the first ones if many.
 
-    Args:
-        ends: For each registered wheel V, or T if that is known.
-        heartbeats: The newest heartbeat of each node.
+    The end of each registered wheel is V, or T if that is known.
     """
     missing: dict[WheelId, SeqSet] = {}
     for wheel, record in state.wheels.items():

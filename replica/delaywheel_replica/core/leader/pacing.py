@@ -73,14 +73,9 @@ LEAST_BYTES_PER_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class CapLimits:
-    """Bounds of what one transaction may hold.
+    """Bounds of what one transaction may hold: the configured cap, but never less than one frame.
 
-    Attributes:
-        frame_messages: The most messages that a frame may have; no cap is below.
-        frame_bytes: The most bytes that a frame may have; no cap is below.
-        max_messages: The configured cap.
-        max_bytes: The configured cap.
-        own_batch_bytes: The most bytes in one batch for a topic of our own.
+    `own_batch_bytes` is the most in one batch for a topic of our own.
     """
 
     frame_messages: int
@@ -95,8 +90,7 @@ class Load:
     """What a full transaction asked of Kafka.
 
     Attributes:
-        length_bytes: The length of its messages.
-        partitions: How many partitions it may have touched, with those of our own topics.
+        partitions: How many it may have touched, with those of our own topics.
         partitions_of_half: The same if it had half of the messages.
         partitions_of_quarter: The same of a quarter.
     """
@@ -122,12 +116,9 @@ class Load:
         return self.partitions - self.partitions_of_half
 
     def _share_ms(self, duration_ms: int, partitions: float, messages: float) -> float:
-        """Returns how much of the time some of the messages take.
+        """Returns how much of the time that all took is for this share of the messages.
 
-        Args:
-            duration_ms: What all of them took.
-            partitions: How many partitions these alone touch.
-            messages: Which share of the messages they are; of all, 1.
+        `partitions` is how many these alone touch; the share of all is 1.
         """
         for_partitions_ms = duration_ms * partitions / max(1, self.partitions)
         for_bytes_ms = self.length_bytes * messages / LEAST_BYTES_PER_MS
@@ -136,14 +127,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The cap of the next transaction, and when it may begin.
-
-    Attributes:
-        limits: The limits of the cap.
-        cap_messages: The most messages of the next transaction.
-        cap_bytes: The most bytes of the next transaction.
-        recent_ms: How long the last commits took.
-    """
+    """The next transaction's cap, and when it may begin, by how long the last commits took."""
 
     limits: CapLimits
     cap_messages: int
@@ -176,7 +160,6 @@ class Pace:
         """Returns the cap after one more committed transaction.
 
         Args:
-            duration_ms: How long the commit took.
             load: What it held, if that was near the cap; None: it had room left.
             late_ms: How late its oldest message was when it began.
         """

@@ -1,18 +1,10 @@
 """Registering wheels: a wheel exists once the leader has committed its record.
 
 The leader gives the number, one above the last that was ever given to this node id, whatever
-happened to the node's disk since: so no name is ever used twice. A node reports the last number of
-its own that it knows; an unclosed wheel above that one was registered for it before and the answer
-was lost, so a repeated request gets the same answer and no wheel is left unused.
-
-| node id | storage | unclosed wheel above its number, with today's members | answer |
-|---|---|---|---|
-| unknown | any | none | number 1, or one above what the node says it has used |
-| known | the same | one | that wheel again, no record |
-| known | the same | none | the next number |
-| known | the same | none, and the node has its share of `MAX_WHEELS` | refused: TOO_MANY_WHEELS |
-| known | another | any | refused: STORAGE_REPLACED |
-| any | an older copy, as it says | any | refused: STORAGE_ROLLED_BACK |
+happened to the node's disk since, and above what the node says it has used: so no name is ever used
+twice. An unclosed wheel above what the node says was registered for it before and the answer was
+lost, so a repeated request gets the same answer and no wheel is left unused. docs/PROTOCOL.md,
+"Registration", has the table.
 """
 
 from collections.abc import Mapping
@@ -71,16 +63,13 @@ def register(
     min_insync: int,
     floor: int,
 ) -> Registered | RegistrationRefusal:
-    """Assigns a node its next wheel.
+    """Assigns a node its next wheel, or says why not.
 
     Args:
         state: What is committed, with what the same transaction has changed already.
-        node: The node that asks.
-        storage: The uuid of its data folder.
         last_number: The last number of its own that the node knows, 0 for none.
         saves: How often its node.json was saved.
         members: Node -> storage uuid of the nodes that will hold the wheel.
-        min_insync: W.
         floor: The floor of the same transaction; the new wheel never accepts a frame below it.
     """
     known = state.nodes.get(node, NodeRecord(storage, 0))

@@ -25,12 +25,7 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 def frames_at_risk(
     state: ControlState, node: str, heartbeats: Mapping[str, Heartbeat]
 ) -> dict[WheelId, int]:
-    """Returns, for each wheel with copies on a storage, how many frames only that one may hold.
-
-    Args:
-        node: The node to be replaced or removed.
-        heartbeats: The newest heartbeat of each node heard of.
-    """
+    """Returns how many frames of each wheel only that node may hold, on the storage it has."""
     after = _with_removed(state, node)
     return {
         wheel: _at_risk(after, wheel, record, heartbeats)

@@ -2,17 +2,9 @@
 
 One control record, `reschedule/<id>/<due>/<topic>`, decides. It is committed in a leader's
 transaction, so the message cannot be taken at its old due in between, and it states the other due.
-Until frames express the same, the record stands, and binds every leader. docs/PROTOCOL.md has the
-states of a message, and the transactions that lead from one to the next.
-
-Never both: from the record on, the message is withdrawn at its due, first by the record and then by
-a cancel <= V; if several dues were given, all but the last are withdrawn, until no frame can arrive
-for them.
-Never none: until a copy for `to` is <= V, no due passes without it, and the floor stays below
-the old second, from which the copy is made, and the new one.
-
-A due that the leader chose follows its clock, and w: when all clocks are ahead, it lies where no
-caller wanted the message. It stays there when w is set back.
+Until frames express the same, the record stands, and binds every leader. docs/PROTOCOL.md, "Another
+due", has the states of a message, the transactions that lead from one to the next, and why it is
+never both and never none.
 
 Cancelled messages are not rescheduled, because the leader looks for cancels up to what it admits;
 rescheduled ones are not reported as cancelled, because the record stands or its mark is <= V
@@ -70,9 +62,8 @@ def reschedule_records(
 ) -> list[ControlRecord]:
     """Returns the records by which a transaction decides, puts off and settles.
 
-    Args:
-        after: The progress after the transaction, with the committed floor.
-        now_ms: The leader's clock.
+    `after` is the progress after the transaction, with the committed floor; `now_ms` the leader's
+    wall clock.
     """
     records = []
     written = {each.key: each for each in situation.written}
@@ -99,8 +90,8 @@ def open_proposals(
 ) -> list[RescheduleProposal]:
     """Returns the requests that a transaction to that progress may decide, within its room.
 
-    So no cancels of other requests are looked for. What this transaction settles makes room in the
-    next one.
+    So no cancels of others are looked for. What this transaction settles makes room in the next
+    one.
     """
     room, touched = MOST - len(state.reschedules), _touched(state)
     may_be = []
