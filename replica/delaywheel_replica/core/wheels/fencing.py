@@ -85,11 +85,9 @@ class Fencing:
 def answer(
     state: NodeState, fence: Fence, inventory: Inventory, verifying: Verifying
 ) -> Promise | None:
-    """Returns this node's answer to a fence; None while the promise is not durable.
+    """Returns this node's answer to a fence, with all that was ever promised about that node.
 
-    Also None while it is unknown what the node holds of these wheels.
-
-    It may cover more than was requested: everything that was ever promised about that node.
+    None while the promise is not durable, or it is unknown what the node holds of these wheels.
     """
     upto = state.fenced.get(fence.origin, 0)
     if upto < fence.upto or verifying.bears_on(fence.origin, upto):

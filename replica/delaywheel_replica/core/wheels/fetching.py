@@ -93,8 +93,7 @@ class _SentRequest:
     """The last request that was sent for a wheel.
 
     Attributes:
-        peer: The node that was asked.
-        storage: Its storage, as registered.
+        storage: The peer's, as registered.
         until_ms: When it counts as lost.
         under_way: It is not answered yet.
         judged: Whether it helped was checked.
@@ -191,12 +190,9 @@ class Fetching:
     def plan(
         self, now_ms: int, wants: Mapping[WheelId, Want], reachable: Collection[str]
     ) -> list[tuple[str, Fetch]]:
-        """Returns the requests to send now.
+        """Returns the requests to send now, by the monotonic clock.
 
-        Args:
-            now_ms: The monotonic clock.
-            wants: What is wanted of each wheel; wheels being written are left out.
-            reachable: The nodes that are heard.
+        Wheels being written are left out of the wants; reachable nodes are those that are heard.
         """
         for wheel, state in list(self._wheels.items()):
             state.doubt(wants.get(wheel), reachable)
@@ -225,11 +221,7 @@ class Fetching:
     def lacks(self, sender: str, storage: str, message: Lacks) -> None:
         """Notes that another member has none of these frames.
 
-        Args:
-            sender: The member.
-            storage: The storage of its data folder: reports from another one say nothing of the
-                member.
-            message: What it is missing.
+        Reports from another storage than its own say nothing of the member.
         """
         state = self._wheels.get(message.wheel)
         asked = None if state is None else state.asked

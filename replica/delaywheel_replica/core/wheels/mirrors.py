@@ -30,9 +30,8 @@ could not read. While the disk accepts no frames, nothing is accepted or fetched
 that is not verified.
 
 A wheel that another node writes is *unwritable* here once writes of its frames have failed for
-`UNWRITABLE_MS`, while node.json could be saved: the medium takes other writes, so a bad sector is
-where the wheel's next frames go. It is promised away. Its origin leaves it for its spare, whose
-files are new here too; otherwise this member would count for nothing until that second is over.
+`UNWRITABLE_MS`, while node.json could be saved, and is promised away; docs/PROTOCOL.md, "Closing",
+says why.
 
 A folder is deleted when its wheel is no longer registered: everything up to its end was finished
 then, and what lies beyond does not count.
@@ -128,14 +127,9 @@ class MirrorVerdict:
 def believable(frames: Frames, *, floor: int, now_slot: int) -> Frames:
     """Returns the message without frames that no holder can have.
 
-    Those are without content although their second is not finished, or for a second that lies
-    further ahead than any message is accepted for.
-
-    Args:
-        frames: The frames received.
-        floor: The committed floor that the own cleaner has read: only frames of slots below may be
-            without content.
-        now_slot: The own clock's slot.
+    Those are without content although their second is not finished, by the floor that the own
+    cleaner has read, or for a second that lies further ahead of the own clock than any message is
+    accepted for.
     """
     last_slot = now_slot + frames.card.span_seconds + AHEAD_SECONDS
     bundle = frames.frames
@@ -157,13 +151,11 @@ def judge(
     limit: int | None,
     closed_at: int | None,
 ) -> MirrorVerdict:
-    """Decides what to do with these frames, as the module says.
+    """Decides what to do with these frames, which ascend, as the module says.
 
     Args:
-        frames: The frames received, ascending.
         held: What is held of their wheel; None: nothing.
         is_holder: This node is a member of it, or copies it since it is closed.
-        own_open: Its current own wheel.
         limit: How far it may be fetched although it is promised away; None: it is not.
         closed_at: The committed end; None: the wheel is not closed.
     """
@@ -252,10 +244,7 @@ class Mirrors:
     ) -> None:
         """Begins with no work under way.
 
-        Args:
-            promises: What must be refused.
-            current: The current own wheel, which is not one of these.
-            verifying: Wheels of which nothing is known yet.
+        The current own wheel is not one of these.
         """
         self._known = known
         self._hearing = hearing

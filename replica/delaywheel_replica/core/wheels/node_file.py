@@ -125,8 +125,7 @@ class NodeFile:
     def left(self, wheel: WheelId, held: HeldWheel | None) -> WheelHeartbeat | None:
         """Notes that an own wheel is no longer written, with what was last reported of it.
 
-        Args:
-            held: What the store holds of it; None: not known yet.
+        What the store holds of it is None as long as that is not known.
         """
         self._pending.done(LeaveWheel, wheel=wheel)
         self._has_to_leave = False

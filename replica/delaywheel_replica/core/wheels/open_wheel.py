@@ -52,7 +52,6 @@ class _Mirror:
         disk_out: It reports that its disk accepts no frames.
         heard_ms: When it last reported what it holds.
         boot: The newest boot heard; None: none yet.
-        past_boots: Those before.
         has_disk: The storage last heard is the registered one.
         prefix: It reported holding everything up to here.
         pushed: Everything up to here is held or under way.
@@ -116,7 +115,6 @@ class Replication:
     - No seal is ever withdrawn (core/protocol/seal.py).
 
     Attributes:
-        wheel: The wheel.
         last_seq: The last seq written.
         top_slot: The greatest slot of a frame; -1: there is none.
         high_watermark: The greatest seq that is acknowledged.
@@ -134,14 +132,11 @@ class Replication:
         in_sync: Iterable[str],
         now_ms: int,
     ) -> None:
-        """Begins before the first frame.
+        """Begins before the first frame, with the newest seal that was reported for the wheel.
 
         Args:
-            members: Node -> storage, as registered.
-            min_insync: W, as registered.
-            seal: The newest one reported for the wheel.
+            members: Node -> storage, as registered; W likewise.
             in_sync: Members that are heard now.
-            now_ms: The monotonic clock.
         """
         self.wheel = wheel
         self.last_seq = 0
@@ -306,10 +301,7 @@ def high_watermark(
 ) -> int | None:
     """Returns the greatest seq that all in-sync members hold; None while fewer than W are in sync.
 
-    Args:
-        applied: What each member is known to hold, including the origin's own last seq.
-        in_sync: The members whose answers are waited for.
-        min_insync: W.
+    The origin's own last seq is among what members are known to hold.
     """
     if len(in_sync) < min_insync:
         return None
@@ -318,12 +310,7 @@ def high_watermark(
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of the high watermark.
-
-    Attributes:
-        to: The new high watermark.
-        is_near: Whether other nodes should know at once.
-    """
+    """A move of the high watermark to a seq, of which others should know at once if it is near."""
 
     wheel: WheelId
     to: int

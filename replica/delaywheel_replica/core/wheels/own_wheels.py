@@ -40,7 +40,7 @@ class NodeFileInputs:
 
     Attributes:
         fences: Node -> the highest number that a promise is wanted for.
-        registry: The registry; None: not known yet.
+        registry: None: not known yet.
         in_hand: The own wheel that is being named, made, written or left.
         draining: The node stops cleanly.
         may_open: The disk has room, making a wheel has not just failed, and W members were heard.

@@ -1,16 +1,8 @@
 """Wheels left mostly by an earlier process, whose content is not known yet.
 
-A node accepts messages as soon as it starts. It examines the wheels in its folder meanwhile, one by
-one: after a crash of the machine every file of them. As long as a wheel is *unverified*, the node
-behaves, for that wheel, as if it were away:
-
-| it | because |
-|---|---|
-| reports nothing of it in its heartbeats | it does not know |
-| names it there as `verifying`, and is not `complete` | others must not read that as "nothing" |
-| answers no fence of its origin up to its number | an answer covers all that was ever accepted |
-| neither serves a frame of it nor says that it is missing one | what all are missing is lost |
-| accepts and fetches none of it, does not close or delete it | its files are being repaired |
+A node accepts messages as soon as it starts, and examines the wheels in its folder meanwhile, one
+by one: after a crash of the machine every file of them. For a wheel that is *unverified* it behaves
+as if it were away: docs/PROTOCOL.md, "A start", says how, and why.
 
 So verifying delays what waits for this node: the end of old wheels, and forwarding if this node
 leads and does not yet hold what was taken. It never delays accepting messages.
@@ -33,18 +25,10 @@ AGAIN_MS: Final = 10_000
 
 
 class Verifying:
-    """The wheels of one node that are not verified yet.
-
-    Attributes:
-        wheels: These.
-    """
+    """The wheels of one node that are not verified yet."""
 
     def __init__(self, wheels: Iterable[WheelId], pending: PendingEffects) -> None:
-        """Begins without verifications under way.
-
-        Args:
-            wheels: Those that were found at the start.
-        """
+        """Begins with the wheels found at the start, and no verification under way."""
         self.wheels = frozenset(wheels)
         self._pending = pending
         self._not_before_ms: dict[WheelId, int] = {}
