@@ -1,19 +1,10 @@
-"""Whether a node that could lead should do so.
-
-| a node | is |
-|---|---|
-| is missing what was V or an HW `LAG_MS` ago, and another that is heard holds it | HANDED_OVER |
-| has a clock off the median of three or more by `max_clock_skew_ms` | CLOCK_OFF |
-| has a clock off the only other one, or off Kafka's, by `max_clock_dispute_ms` | CLOCK_OFF |
-| was removed by the operator | TAKEN_OUT |
-| runs on an older copy of its folder | STORAGE_ROLLED_BACK |
+"""Whether a node that could lead should do so: docs/PROTOCOL.md, "Who should not lead".
 
 A leader looks only between transactions; where these take longer than `LAG_MS`, what is missing at
 one look counts as late if it is still missing at the next.
 
-The other node would be on time; and what is due is due by the leader's clock. A node that was
-removed follows outdated settings: if R is 1 it would ask no other node, and disturb the others
-forever.
+A node that was removed follows outdated settings: if R is 1 it would ask no other node, and disturb
+the others forever.
 
 Frames that the node could not accept whatever it did are not held against it: a wheel that it has
 promised to refuse is required only up to the committed limit, a closed one up to its end. V is
@@ -70,12 +61,9 @@ def heard_heartbeats(server: ServerStatus, now_ms: int) -> dict[str, Heartbeat]:
 
 @dataclass(frozen=True, slots=True)
 class BrokerClock:
-    """The brokers' wall clock, as read during a candidacy.
+    """The brokers' wall clock, as read during a candidacy, at `found_ms`.
 
-    Attributes:
-        least_ms: How far it is ahead of the own monotonic clock, at least.
-        most_ms: And at most.
-        found_ms: When, by the monotonic clock.
+    It is ahead of the own monotonic clock by `least_ms` to `most_ms`.
     """
 
     least_ms: int
@@ -110,8 +98,7 @@ class _Missing:
 class Eligibility:
     """Judges whether one node should lead; remembers what it has to catch up with.
 
-    Attributes:
-        clock_fault: What is wrong with its clock, for people; None: nothing.
+    `clock_fault` is what is wrong with its clock, for people; None: nothing.
     """
 
     def __init__(self, max_clock_skew_ms: int, max_clock_dispute_ms: int) -> None:
@@ -137,7 +124,6 @@ class Eligibility:
         Args:
             state: What is committed, as far as known here.
             now_ms: The monotonic clock.
-            wall_ms: The wall clock.
             broker: The brokers' clock, as last read.
             in_term: This node rests or leads, since that reading.
         """

@@ -1,6 +1,8 @@
 """Types of the election machine: its phases, events and effects.
 
 `TRANSITIONS` and `ENDINGS` are the tables that `delaywheel_replica.core.election.machine` runs on.
+In all events `now_ms` is the monotonic clock, `wall_ms` the wall clock read at the same moment, and
+`token` that of the candidacy.
 """
 
 from collections.abc import Mapping
@@ -75,8 +77,6 @@ class ElectionTick:
     While it stands by and hears a leader, every 250 ms are enough.
 
     Attributes:
-        now_ms: The monotonic clock.
-        wall_ms: The wall clock, read at the same moment.
         server_fresh: The server has stamped its status recently.
         holds_progress: Every frame <= V at or above the floor is held, except lost ones.
         due_ms: W of the committed progress; None: there is none.
@@ -85,11 +85,9 @@ class ElectionTick:
         hears_enough: R members are heard, including itself.
         overtaken: Another node has read what this leader does not know
             (core/election/witnesses.py).
-        unfit: Why this node should not lead, though it could (core/election/eligibility.py): its
-            clock is off, CLOCK_OFF, it lags, HANDED_OVER, it no longer belongs to the cluster,
-            TAKEN_OUT, or its folder is an older copy, STORAGE_ROLLED_BACK.
-        votes: Which other nodes said, in this round of asking, that they hear no leader.
-        vote_round: See `votes`.
+        unfit: Why this node should not lead, though it could (core/election/eligibility.py).
+        votes: Which other nodes said, in the round of asking `vote_round`, that they hear no
+            leader.
         control_quiet_ms: How long nothing new has appeared in the control topic.
         answered_ms: When Kafka last answered a transaction of this leader, or will, as it
             throttles, by the monotonic clock.
@@ -114,12 +112,8 @@ class ElectionTick:
 class InitsDone:
     """Every transactional id has been inited, but for some that may be done without.
 
-    Attributes:
-        now_ms: The monotonic clock.
-        token: The candidacy's token.
-        without: Those that were not.
-        last_marks: Ids that this process may do without, as it led last, with the tokens under
-            which they have to be marked still (core/election/id_turns.py).
+    `last_marks` are ids that this process may do without, as it led last, with the tokens under
+    which they have to be marked still (core/election/id_turns.py).
     """
 
     now_ms: int
@@ -133,8 +127,6 @@ class InitFailed:
     """Not every transactional id has been inited.
 
     Attributes:
-        now_ms: The monotonic clock.
-        token: The candidacy's token.
         verdict: What the calls meant, FENCED if one was.
         touched: An id may have been inited. False only if no init was even requested: Kafka did not
             answer, or a check before the inits refused.
@@ -160,11 +152,7 @@ class MarkReport:
 class ControlRead:
     """The control topic, read to its last stable offset after the marks.
 
-    Attributes:
-        now_ms: The monotonic clock.
-        token: The candidacy's token.
-        state: The topic's content.
-        incomplete: Nodes had read in it what it no longer contains.
+    It is incomplete if nodes had read in it what it no longer contains.
     """
 
     now_ms: int
@@ -185,11 +173,7 @@ class ReadFailed:
 class TransactionReport:
     """How a transaction of a resting or leading leader ended.
 
-    Attributes:
-        now_ms: The monotonic clock.
-        token: The candidacy's token.
-        verdict: How it ended.
-        commit_ms: How long the commit took; counts only if it is committed.
+    How long the commit took counts only if it is committed.
     """
 
     now_ms: int

@@ -147,10 +147,9 @@ class IdTurns:
         without: frozenset[int] = frozenset(),
         left_out: Collection[int] = (),
     ) -> IdTurns:
-        """Returns those of a new leader.
+        """Returns those of a new leader, of so many ids.
 
         Args:
-            ids: How many there are.
             loose: The ends of their marks may have been repeated.
             without: They could not be inited.
             left_out: It is committed that they are.
@@ -223,11 +222,8 @@ class IdTurns:
     def last_marks(self, leaders: Mapping[int, LeaderRecord]) -> dict[int, str]:
         """Returns what the process of this term may do without once it has ended.
 
-        Args:
-            leaders: The marks that were read as it began.
-
-        Returns:
-            For each such id the token under which it still has to be marked.
+        That is for each such id the token, of those read as the term began, under which it still
+        has to be marked.
         """
         return {each: mark.token for each, mark in leaders.items() if each not in self.said}
 

@@ -3,10 +3,10 @@
 Safety rests on Kafka's fencing alone. A candidate inits **all** transactional ids, then commits,
 one after another, a mark with each (its token is new for every candidacy), and reads the control
 topic to its end: it leads only if its own token is the newest with every id, but for those that a
-leader has left out, or that this process was the last to use (id_turns.py). Anything unknown on
-the way (a timeout, a retry) ends the candidacy; any re-init is a whole new one. Liveness rests on
-the required silence: how long no leader must be heard before a node stands, and how old a leader's
-last commit may be.
+leader has left out, or that this process was the last to use (id_turns.py). Anything unknown on the
+way (a timeout, a retry) ends the candidacy; any re-init is a whole new one. Liveness rests on the
+required silence: how long no leader must be heard before a node stands, and how old a leader's last
+commit may be.
 
 Phases (transitions in `TRANSITIONS`):
 
@@ -15,13 +15,11 @@ Phases (transitions in `TRANSITIONS`):
        +---------+------------+-------------+----------+----------+----------+   STOPPED: for good
 
 ASKING is a pre-vote, as in Raft: a node that alone hears no leader must not disturb one that others
-hear. R nodes, including itself, must hear none; if R is not a majority, the control topic must be
-silent as well. A node that agrees counts as having heard a leader, and so does a candidate: so
-candidates do not follow each other at once. If R is 1, no node is asked.
+hear. A node that agrees counts as having heard a leader, and so does a candidate: so candidates do
+not follow each other at once.
 
-RESTING is a leader that forwards nothing yet: it makes idle commits until it holds every frame that
-the progress record counts as taken and its clock has passed w, because until then it could deliver
-twice.
+RESTING is a leader that forwards nothing yet, because it could deliver twice. docs/PROTOCOL.md,
+"Transitions", says what each of them takes.
 
 Invariants:
 - RESTING and LEADING only after every mark of this candidacy was reported committed and read
@@ -206,10 +204,9 @@ class Election:
         return PrevoteRequest(self._round, self._silence_ms)
 
     def step(self, event: Event) -> list[Effect]:
-        """Takes one event; returns the effects, to be carried out in order.
+        """Takes one event, as `TRANSITIONS` allows; returns the effects, to be done in order.
 
-        `TRANSITIONS` says what an event may lead to; an event that does not belong to this phase,
-        or names another candidacy, changes nothing.
+        An event that does not belong to this phase, or names another candidacy, changes nothing.
         """
         allowed = TRANSITIONS.get((self._phase, type(event)))
         if allowed is None or self._is_stale(event):

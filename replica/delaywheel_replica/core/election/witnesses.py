@@ -1,16 +1,10 @@
 """Checks that the control topic still has all that nodes have read there.
 
-A heartbeat reports what its node knows to be committed: the last number that the node was given,
-how far progress has come, and the floor. If the topic was lost, or recreated, it would look like
-an empty cluster's: its wheels would never be forwarded, and the floor would pass them. If it lost
-its end, in an unclean election or by a restore, everything since then would be forwarded again.
-
-So the topic is compared with heartbeats:
-
-| by | when | with which heartbeats | what contradicts them |
-|---|---|---|---|
-| a candidate | its own marks are the newest | earlier than its reading | has lost something |
-| a leader | each tick | the newest | was overtaken, or has lost something: the leader stands by |
+If the topic was lost, or recreated, it would look like an empty cluster's: its wheels would never
+be forwarded, and the floor would pass them. If it lost its end, in an unclean election or by a
+restore, everything since then would be forwarded again. So it is compared with what heartbeats
+report to be committed; docs/PROTOCOL.md, "A control topic that lost something", says which, and
+when.
 
 This rests on these invariants:
 
@@ -33,10 +27,7 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 def contradiction(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> str | None:
     """Describes what the control topic is missing although a heartbeat proves it was there.
 
-    Args:
-        state: What was read, or is committed since.
-        heartbeats: Those of some nodes; from a storage other than the known one they say nothing of
-            its number.
+    Heartbeats from a storage other than the known one say nothing of its number.
     """
     progress = state.progress
     if progress is None and state.wheels:
