@@ -146,7 +146,6 @@ class Admitted:
     """Messages may be written.
 
     Attributes:
-        wheel: The wheel to write to.
         seal_slot: No message may be for a slot below.
         last_slot: Nor for a later one than this: no mirror would believe it, and the wheel would
             wait for its mirrors until their clocks are that far.

@@ -58,10 +58,7 @@ class Prevote:
         self._leader_ms = self._quiet_since_ms = now_ms
 
     def gone(self, peer: str) -> bool:
-        """Notes that a node's connection broke, or that it no longer claims to lead.
-
-        Returns whether it was the leader.
-        """
+        """Notes that a node is gone, or leads no more; returns whether it was the leader."""
         if peer != self._leader:
             return False
         self._leader = self._leader_ms = self._quiet_since_ms = None
@@ -93,10 +90,7 @@ class Prevote:
     ) -> Vote | None:
         """Returns the answer to another node's request for a vote, if this node agrees.
 
-        Args:
-            sender: The asking node.
-            now_ms: The monotonic clock.
-            stands: Whether this node's cleaner leads, or is about to.
+        `stands` says whether this node's cleaner leads, or is about to.
         """
         if stands or self._is_asking_before(sender):
             return None
