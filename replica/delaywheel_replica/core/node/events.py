@@ -3,8 +3,8 @@
 The machine (core/member/member.py) decides; its driver carries effects out in order, one after the
 other. What is durable is known only from events: `Saved`, `Opened`, `Mirrored`, `Closed`,
 `WheelDeleted`. `Failed` reports an effect that failed; if it is one that is answered, the later
-ones of its list that are answered too are dropped with it. The machine is level-triggered: each
-tick compares what is with what should be, and requests it again.
+ones of its list that are answered too are dropped with it. In all events `now_ms` is the monotonic
+clock, `wall_ms` the wall clock read at the same moment.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,12 +25,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: at least every 100 ms.
-
-    Attributes:
-        now_ms: The monotonic clock.
-        wall_ms: The wall clock, read at the same moment.
-    """
+    """Time has passed: at least every 100 ms."""
 
     now_ms: int
     wall_ms: int
@@ -82,10 +77,8 @@ class Written:
     """A group has ended: its frames, possibly none, were appended to the open wheel.
 
     Attributes:
-        wheel: The open wheel.
         last_seq: The last frame that counts now.
         top_slot: The greatest slot of a frame of the wheel.
-        now_ms: The monotonic clock.
         least_due_ms: The least due of what was appended; 0: its caller waits for a commit, as with
             a cancel.
     """
@@ -110,7 +103,6 @@ class HeldWheel:
     """What a data folder holds of a wheel that this node does not write, or no longer writes.
 
     Attributes:
-        card: The wheel's identity.
         applied: The greatest seq that has a row.
         top_slot: The greatest slot of a frame; -1: none.
         missing: Seqs up to `applied` that cannot be read.
@@ -374,8 +366,7 @@ class DeleteWheel:
 class VerifyWheel:
     """Recover a wheel of an earlier life; answer Verified.
 
-    Attributes:
-        record: How it is registered: its folder may have lost that.
+    Its folder may have lost how it is registered, hence the record.
     """
 
     wheel: WheelId
@@ -429,9 +420,7 @@ Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | Alone
 def divide(effects: Iterable[Effect]) -> tuple[list[Effect], list[Effect], list[Effect]]:
     """Divides effects by how they are carried out, each part in order.
 
-    Returns:
-        Those that are done at once; those that follow one another, none after one that failed; and
-        those of which each stands for itself.
+    These are done at once; follow one another, none after one that failed; or stand for themselves.
     """
     at_once: list[Effect] = []
     awaited: list[Effect] = []
@@ -479,7 +468,6 @@ class Started:
     Attributes:
         state: The content of node.json, with this start counted and this boot's id, already saved.
         held: Wheels of the folder that are whole; none of them is written any more.
-        now_ms: The monotonic clock.
         unverified: All other wheels of the folder.
     """
 

@@ -53,11 +53,7 @@ MOST_DELAY_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatNews:
-    """A heartbeat with new information.
-
-    Attributes:
-        is_direct: It came from its own node.
-    """
+    """A heartbeat with new information; a direct one came from its own node."""
 
     heartbeat: Heartbeat
     is_direct: bool
@@ -98,8 +94,7 @@ class HeardHeartbeats:
     def __init__(self, config: MemberConfig) -> None:
         """Begins without having heard any node.
 
-        Attributes:
-            implausible: How many relayed heartbeats were not from their nodes.
+        `implausible` counts relayed heartbeats that were not from their nodes.
         """
         self.others = tuple(sorted(set(config.nodes) - {config.node}))
         self._peers: dict[str, _Peer] = {}

@@ -37,8 +37,7 @@ from delaywheel_replica.core.protocol.messages import Fetch, Frames, Gossip, Lac
 def check(sender: str, message: PeerMessage) -> None:
     """Refuses a message whose parts do not go together, whatever the state of its sender.
 
-    Raises:
-        MalformedError: The message must not be processed any further.
+    Raises MalformedError: it must not be processed any further.
     """
     match message:
         case Gossip():
@@ -60,9 +59,7 @@ def check(sender: str, message: PeerMessage) -> None:
 def tempered(heartbeat: Heartbeat, most_slot: int) -> Heartbeat:
     """Returns the heartbeat without seals or floors that cannot have been promised by now.
 
-    Args:
-        heartbeat: As received.
-        most_slot: The own clock less the late window.
+    None can be above the own clock less the late window.
     """
     too_late = {
         wheel: replace(reported, seal_slot=most_slot)
@@ -87,11 +84,8 @@ def known_number(
 ) -> int:
     """Returns the greatest number of a node's wheels that is known here; 0: none.
 
-    Args:
-        origin: The node.
-        registered: Wheels of the control topic, as far as it was read.
-        held: Wheels that have files here.
-        heartbeats: The newest ones of the other nodes.
+    Known are wheels of the control topic, as far as it was read, those that have files here, and
+    what the other nodes' newest heartbeats say.
     """
     reported = heartbeats.get(origin)
     numbers = [0 if reported is None else reported.last_number]

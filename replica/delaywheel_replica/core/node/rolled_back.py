@@ -2,21 +2,17 @@
 
 It has forgotten promises that it gave, wheels that it opened and frames that it acknowledged, and
 nothing in it says so. But others remember how often its node.json was saved, and mirrors have the
-frames that it wrote: docs/PROTOCOL.md has what shows it.
-
-A save is reported only once the medium has it, so no crash takes back what others have heard. While
-a leader is heard there is one a second, of the spare's seal (core/wheels/own_wheels.py): so a copy
-from the same life of the process is older, too.
+frames that it wrote: docs/PROTOCOL.md, "An older copy of a folder", has what shows it, and what the
+node does then. While a leader is heard there is a save every second, of the spare's seal
+(core/wheels/own_wheels.py): so a copy from the same life of the process is older, too.
 
 A peer says what it heard in the very heartbeat by which its reports begin to count. So what it
 holds is never taken for copies of what the folder writes, unless it has forgotten it as well: then
 the frames themselves show it, or the control topic.
 
-A node that finds this out reports `ROLLED_BACK` as its storage, as long as it runs. So it is no
-member of any wheel, and whatever it holds or has promised counts no more than an exchanged disk's.
-It does not lead either: what it has may differ from what was agreed on under the same names. And it
-saves nothing: the next start finds the same, and if a peer was wrong, nothing is spoiled. Only an
-emptied folder gets another storage, with which an operator can replace it.
+What the node has may differ from what was agreed on under the same names. It saves nothing: the
+next start finds the same, and if a peer was wrong, nothing is spoiled. Only an emptied folder gets
+another storage, with which an operator can replace it.
 """
 
 from delaywheel.storage.folder.node_state import NodeState

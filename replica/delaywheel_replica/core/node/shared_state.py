@@ -41,8 +41,7 @@ class Registry:
     below that floor.
 
     Attributes:
-        wheels: The registered ones.
-        floor: The committed floor; None: before the first leader.
+        floor: None: before the first leader.
         nodes: Every node that was ever given a wheel, or removed.
     """
 
@@ -70,10 +69,8 @@ class Known:
     """What is known at one moment.
 
     Attributes:
-        config: The node's configuration.
         state: The durable state, as last saved.
         now_ms: The monotonic clock.
-        wall_ms: The wall clock.
         cleaner: The cleaner's last status; None: it is not alive.
         registry: None until the control topic was read to its end in this boot.
         floor: The greatest committed floor heard of.
@@ -81,7 +78,6 @@ class Known:
         lost: Frames that are committed as lost.
         leader_clock_ms: By which the leader lets wheels be sealed, at the last tick; None: they
             are not sealed, as no leader was heard.
-        disk: What the node's disk accepts.
         is_rolled_back: The folder is an older copy of itself (core/node/rolled_back.py).
     """
 
