@@ -2,14 +2,7 @@
 
 For each partition, the control topic holds the next offset, below which everything is settled, and
 the announced offsets. Only announced records are handed to a server, so only they may be in a
-wheel. A record at offset o:
-
-| state | known by | may be in a wheel | what the leader does |
-|---|---|---|---|
-| unread | o >= next, not announced | no | reads it, then announces or settles it |
-| announced | o >= next, announced | perhaps | hands it to its server, until W members hold it |
-| held | announced, and the server's answer | yes | settles it |
-| settled | o < next | yes, or it was delivered | never reads it again |
+wheel: docs/PROTOCOL.md, "Ingress", has the states of a record, and the rules.
 
 A record is settled in the transaction that moves next past it:
 
@@ -34,13 +27,9 @@ Invariants:
 - A record that was handed to a server is delivered through a wheel only, unless the server has
   answered that it did not take the record.
 - An announcement is withdrawn only if surely no server has the record: this term announced it, no
-  hand-over of it is unanswered, and every answer said that the server did not take it. So while the
-  server accepts nothing, the floor, and with it deletion, need not wait for the server.
+  hand-over of it is unanswered, and every answer said that the server did not take it.
 - The floor waits (`bound`): it does not pass the slot of an announced record that is not settled,
-  and does not move while an announced record is unread. So when a record is read again, its second
-  still knows the duplicate, and a wheel can accept the record: the seals of the leader's own wheel
-  wait as well, and a wheel that was sealed beyond the floor gives way to a new one, whose first
-  seal is the floor.
+  and does not move while an announced record is unread; nor do the seals of the leader's own wheel.
 - If a partition ends before what was read or announced of it, nothing is read from that end on:
   later records there reuse offsets. Announced records that can no longer be read are reported, and
   no longer waited for; the control record keeps the end.
@@ -127,7 +116,6 @@ class Intake:
     """One partition during one term. Each term creates its own from the committed record.
 
     Attributes:
-        record: the committed control record.
         position: the next offset to read.
         held_bytes: approximate memory of the records under way.
         cut_off: where the partition was found to end too early; None: it is complete.
@@ -136,12 +124,7 @@ class Intake:
     def __init__(
         self, record: IngressRecord, rules: IngressRules, *, only_announced: bool = False
     ) -> None:
-        """Begins with nothing read.
-
-        Args:
-            rules: what the cluster accepts now.
-            only_announced: take only records that were announced before.
-        """
+        """Begins with nothing read; `only_announced` takes only what was announced before."""
         self.record = record
         self.position = record.next_offset
         self.held_bytes = 0
@@ -181,11 +164,10 @@ class Intake:
             self._give_up()
 
     def read(self, records: Iterable[CommittedRecord], position: int) -> None:
-        """Adds records that were read, in order.
+        """Adds committed records that were read, in order.
 
-        Args:
-            records: committed records; those before `self.position` are skipped.
-            position: the offset after them, and after transaction markers and gaps.
+        `position` is the offset after them, and after transaction markers and gaps. Those before
+        the one so far are skipped.
         """
         for record in records:
             offset = record.place.offset
@@ -227,12 +209,7 @@ class Intake:
             self.position = position
 
     def plan(self, moment: Moment, *, room: TransactionRoom) -> IntakeStep:
-        """Returns what the next transaction can carry; nothing changes until it is committed.
-
-        Args:
-            moment: the time and the limits.
-            room: how much it may carry.
-        """
+        """Returns what the next transaction can carry; nothing changes until it is committed."""
         draft = self._settle(moment, room)
         before = self.record.announced
         before = before.within(draft.next_offset, before.last) if before else before
@@ -319,8 +296,7 @@ class Intake:
     def bound(self, step: IntakeStep | None = None) -> int | None:
         """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
 
-        Args:
-            step: the step of a transaction to be committed; None: the committed state.
+        That is after the step of a transaction to be committed; None: as is committed.
         """
         record = self.record if step is None else step.record
         if not record.announced:
@@ -450,12 +426,10 @@ def _slots_of(taken: Iterable[RecordUnderWay]) -> Counter[int]:
 
 
 def begun(record: IngressRecord | None, topic_id: str, rules: IngressRules) -> IngressRecord:
-    """Returns where a new term begins in a partition.
+    """Returns where a new term begins in a partition of which the control record was committed.
 
-    Args:
-        record: the committed control record; None: nothing was ever read of the partition.
-        topic_id: Kafka's id of the current topic: a recreated topic starts from the beginning.
-        rules: what the cluster accepts now.
+    No record: nothing was ever read of it. A recreated topic, with another id of Kafka's, starts
+    from the beginning.
     """
     if record is None or record.topic_id != topic_id:
         return IngressRecord(topic_id, 0, NO_SEQS, rules.levels_ms)
@@ -522,9 +496,9 @@ def _can_be_handed(taken: RecordUnderWay, moment: Moment) -> bool:
 
 
 def _is_void(taken: RecordUnderWay, moment: Moment) -> bool:
-    """Whether a commit that is not held means nothing any more: the group of its half is asked.
+    """Whether a commit that is not held means nothing any more.
 
-    Or there is no half: none was ever accepted, and none is now.
+    The group of its half is asked; or there is no half: none was ever accepted, and none is now.
     """
     request = taken.request
     if not isinstance(request, HalfCommit) or taken.stage is Stage.HANDED:

@@ -33,11 +33,7 @@ class IngressPlace(NamedTuple):
 
 
 def message_id(place: IngressPlace, timestamp_ms: int) -> bytes:
-    """Returns the id of a record without one: 16 bytes, the same at every read.
-
-    Args:
-        timestamp_ms: its timestamp, or `NO_TIMESTAMP`.
-    """
+    """Returns the id of a record without one: 16 bytes, the same at every read."""
     numbers = _PLACE.pack(place.partition, place.offset, timestamp_ms)
     digest = blake2b(numbers + place.topic.encode(), digest_size=12, person=_PERSON).digest()
     made = bytearray(PLACE_ID_PREFIX + digest)

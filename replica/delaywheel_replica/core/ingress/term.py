@@ -51,7 +51,6 @@ class TermStep:
 
     Attributes:
         steps: the step of each partition with something to commit.
-        settled: the records that it settles.
         abandoned: partitions of recreated topics, with their former control records: what these
             announced was accepted or is lost, which the transaction reports.
         length_bytes: total length of the records that it carries.
@@ -78,12 +77,7 @@ class IngressTerm:
     def __init__(
         self, committed: Mapping[IngressPartition, IngressRecord], rules: IngressRules
     ) -> None:
-        """Begins without partitions.
-
-        Args:
-            committed: the control record of each partition that was ever read.
-            rules: what the cluster accepts now.
-        """
+        """Begins without partitions, from the control record of each that was ever read."""
         self._waited_for = dict(committed)
         self._rules = rules
         self._intakes: dict[IngressPartition, Intake] = {}
@@ -102,14 +96,10 @@ class IngressTerm:
     def found(
         self, topic: str, topic_id: str, partitions: int, *, only_announced: bool = False
     ) -> dict[IngressPartition, int]:
-        """Adds a topic; returns the first offset to read of each new partition.
+        """Adds a topic by Kafka's id of it; returns the first offset to read of each new partition.
 
-        A topic that is recreated during this term is found by the next one.
-
-        Args:
-            topic_id: Kafka's id of it.
-            partitions: how many it has.
-            only_announced: take only records that were announced before.
+        A topic that is recreated during this term is found by the next one. `only_announced` takes
+        only records that were announced before.
         """
         assert self._topic_ids.setdefault(topic, topic_id) == topic_id
         new: dict[IngressPartition, int] = {}
@@ -214,12 +204,9 @@ class IngressTerm:
         position: int,
         first_kept: int | None = None,
     ) -> None:
-        """Adds records that were read of a partition.
+        """Adds records that were read of a partition, in order, up to the position after them.
 
-        Args:
-            records: committed records, in order.
-            position: the offset after them.
-            first_kept: Kafka has deleted everything before it; None: nothing unread was deleted.
+        Kafka has deleted everything before `first_kept`; None: nothing unread was deleted.
         """
         intake = self._intakes[at]
         if first_kept is not None:
@@ -228,12 +215,7 @@ class IngressTerm:
         self._note_change(at)
 
     def plan(self, moment: Moment, *, room: TransactionRoom) -> TermStep:
-        """Returns what the next transaction can carry; nothing changes until it is committed.
-
-        Args:
-            moment: the time and the limits.
-            room: how much it may carry.
-        """
+        """Returns what the next transaction can carry; nothing changes until it is committed."""
         messages, length_bytes = room
         steps: dict[IngressPartition, IntakeStep] = {}
         settled: list[SettledRecord] = []
@@ -302,8 +284,7 @@ class IngressTerm:
     def bound(self, step: TermStep | None = None) -> int | None:
         """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
 
-        Args:
-            step: the step of a transaction to be committed; None: the committed state.
+        That is after the step of a transaction to be committed; None: as is committed.
         """
         bounds = [
             unread_bound(self._waited_for.values()),

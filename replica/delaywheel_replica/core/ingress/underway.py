@@ -63,9 +63,8 @@ class RecordUnderWay:
 
     Attributes:
         offset: where it lies; for deleted records, the last offset.
-        record: the record as read; None: deleted.
-        stage: how far it has come.
-        answer: the server's answer, once the record is refused.
+        record: as read; None: deleted.
+        answer: the server's, once the record is refused.
         perhaps_held: a server may have the record.
     """
 
@@ -131,7 +130,6 @@ class IntakeStep:
         record: the control record that it writes.
         settled: settled records that the transaction carries, in order; held ones need nothing.
         passed: how many records under way it settles, from the first.
-        announced: records that it announces.
         length_bytes: total length of the records that it carries.
         taken_back: records whose announcement it withdraws.
         most: what remains of the moment's `most`.
