@@ -57,11 +57,9 @@ class Acceptor:
         """Begins without connections.
 
         Args:
-            peers: The other members.
             on_message: Called with the sender and the message, in the order of each stream; raises
                 MalformedError for an impossible one. `serve` raises any other exception of it.
             data_bytes: The longest message on a data stream.
-            security: Encrypts what is to be, and judges certificates.
         """
         self._me = me
         self._security = security
@@ -72,9 +70,7 @@ class Acceptor:
     def serve(self, channel: Channel, greeted: Callable[[], None]) -> None:
         """Serves one connection from its first byte to its end; the caller closes it.
 
-        Args:
-            channel: The connection of the dialling node.
-            greeted: Called when it turns out to be a member's, and welcome.
+        `greeted` is called when it turns out to be a member's, and welcome.
         """
         try:
             self._security.accepted(channel)

@@ -54,12 +54,7 @@ class Dialler:
         max_bytes: int,
         security: PeerSecurity,
     ) -> None:
-        """Does nothing yet.
-
-        Args:
-            hello: The first message.
-            max_bytes: How much may wait to be sent.
-        """
+        """Does nothing yet; so many bytes may wait to be sent."""
         self._peer = peer
         self._security = security
         self._stream = stream
@@ -110,13 +105,12 @@ class Dialler:
         close()
 
     def _converse(self) -> bool:
-        """Opens the stream and serves it until it ends.
+        """Opens the stream and serves it until it ends; raises OSError if it could not be opened.
 
         Returns:
             Whether it has its greatest age: it stays until another is open in its place.
 
         Raises:
-            OSError: It could not be opened.
             PeerRefusedError: One of the two refused it.
         """
         address = self._peer.address
@@ -180,11 +174,7 @@ class Dialler:
 
 
 def _stay(channel: Channel, outbox: Outbox, room: int, until_s: float) -> bool:
-    """Sends waiting messages as soon as possible, until the stream ends.
-
-    Returns:
-        Whether that is because of its age; what waits is sent before.
-    """
+    """Sends waiting messages as soon as possible; returns whether the stream ends by its age."""
     poll, number = select.poll(), channel.socket.fileno()
     poll.register(room, select.POLLIN)
     ping_s = sockets.PING_S

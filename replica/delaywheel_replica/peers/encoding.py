@@ -63,11 +63,7 @@ _FIELDS: Final = {kind: field for field, kind in _KINDS.items()}
 
 
 def encode(message: PeerMessage | AccessDigest) -> bytes:
-    """Encodes a message as a ToPeer.
-
-    Raises:
-        ValueError: A number has more than 64 bits, or is negative where it must not be.
-    """
+    """Encodes a message as a ToPeer; raises ValueError for a number that its field cannot have."""
     if isinstance(message, Frames):
         return b"".join(_frames(message))
     kind: Any = type(message)
@@ -75,20 +71,12 @@ def encode(message: PeerMessage | AccessDigest) -> bytes:
 
 
 def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
-    """Encodes a message in parts to be sent consecutively, without copying any frame.
-
-    Raises:
-        ValueError: As for `encode`.
-    """
+    """Encodes a message like `encode`, in parts to be sent in order, without copying any frame."""
     return _frames(message) if isinstance(message, Frames) else (encode(message),)
 
 
 def decode(data: bytes) -> PeerMessage | AccessDigest:
-    """Decodes what `encode` wrote.
-
-    Raises:
-        MalformedError: It is something else, or no node can mean it.
-    """
+    """Decodes what `encode` wrote, or raises MalformedError, also for what no node can mean."""
     wire = parsed(pb.ToPeer, data)
     field = wire.WhichOneof("message") or "something unknown"
     if field not in _KINDS:
@@ -120,11 +108,7 @@ class Codec(NamedTuple):
 
 
 def parsed(kind: type[_M], data: bytes) -> _M:
-    """Parses a message.
-
-    Raises:
-        MalformedError: It is none.
-    """
+    """Parses a message, or raises MalformedError."""
     try:
         return kind.FromString(data)
     except DecodeError as error:
@@ -293,11 +277,7 @@ def _read_frames(wire: pb.Frames) -> Frames:
 
 
 def _varint(number: int) -> bytes:
-    """Encodes a varint.
-
-    Raises:
-        ValueError: The number is negative, or has more than 64 bits.
-    """
+    """Encodes a varint; raises ValueError if it is negative, or has more than 64 bits."""
     if not 0 <= number < 1 << 64:
         raise ValueError(f"{number} is no uint64")
     written = bytearray()

@@ -69,11 +69,9 @@ class Cipher:
     """Encrypts one connection. Like it: one thread reads, and one at a time writes."""
 
     def __init__(self, line: socket.socket, context: ssl.SSLContext, host: str | None) -> None:
-        """Nothing is sent yet.
+        """Sends nothing yet.
 
-        Args:
-            context: What this side shows, and whom it trusts.
-            host: Which host the other side's certificate must name; None: this side was dialled.
+        `host` is what the other side's certificate must name; None: this side was dialled.
         """
         self._line = line
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -84,11 +82,7 @@ class Cipher:
         self._unsent = memoryview(b"")
 
     def shake_hands(self, receive_into: Callable[[memoryview], int]) -> None:
-        """Makes the connection.
-
-        Raises:
-            OSError: It ended, or took too long; an SSLError: one side refused it.
-        """
+        """Makes the connection; raises OSError if it ended, took too long or was refused."""
         while True:
             try:
                 self._session.do_handshake()
@@ -160,11 +154,7 @@ class Cipher:
         return _AT_ONCE_BYTES - left
 
     def push(self) -> None:
-        """Sends what waits, as far as there is room.
-
-        Raises:
-            OSError: The connection broke.
-        """
+        """Sends what waits, as far as there is room; raises OSError if the connection broke."""
         while self._unsent:
             try:
                 count = self._line.send(self._unsent, socket.MSG_DONTWAIT)
@@ -182,12 +172,7 @@ class PeerSecurity:
     """Decides which connections of peers are encrypted, and whose certificates are accepted."""
 
     def __init__(self, mode: PeerTls, contexts: Contexts | None) -> None:
-        """Begins without connections.
-
-        Args:
-            mode: Whether nodes speak TLS.
-            contexts: What a handshake needs; None: TLS is off.
-        """
+        """Begins without connections; no contexts: TLS is off."""
         self.mode: Final = mode
         self._contexts: Final = contexts
 
@@ -199,13 +184,9 @@ class PeerSecurity:
         return time.monotonic() + min(age_s, channel.cipher.left_s)
 
     def dialled(self, dial: Callable[[], Channel], address: str) -> Channel:
-        """Returns a new connection to an address, encrypted if it is to be.
-
-        Args:
-            address: Where to.
+        """Returns a new connection to an address, encrypted if it is to be, or raises OSError.
 
         Raises:
-            OSError: There is no connection.
             PeerRefusedError: One side refused the other.
         """
         if self._contexts is None or self.mode not in {PeerTls.PREFER, PeerTls.REQUIRED}:

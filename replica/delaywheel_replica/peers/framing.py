@@ -34,11 +34,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 def head_of(parts: Sequence[Part]) -> bytes:
-    """Returns the prefix of a message that consists of these parts.
-
-    Raises:
-        ValueError: The message has 4 GiB or more.
-    """
+    """Returns the prefix of a message of these parts; raises ValueError if it has 4 GiB or more."""
     length_bytes = sum(map(len, parts))
     if length_bytes >> 32:
         raise ValueError(f"a message of {length_bytes} bytes")
@@ -52,12 +48,10 @@ class IncomingStream:
     """
 
     def __init__(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
-        """Nothing is read yet.
+        """Reads nothing yet.
 
-        Args:
-            receive_into: Waits for bytes, writes them to the buffer, returns how many; 0: the
-                stream has ended. What it raises, the methods below raise.
-            most_bytes: The longest message.
+        `receive_into` waits for bytes, writes them to the buffer, and returns how many; 0: the
+        stream has ended. What it raises, the methods below raise.
         """
         self._receive_into = receive_into
         self._most_bytes = most_bytes
@@ -79,8 +73,7 @@ class IncomingStream:
     def message(self) -> bytes | None:
         """Returns the next message, empty for a ping; None if it never comes.
 
-        Raises:
-            MalformedError: Its stated length exceeds the limit.
+        Raises MalformedError if its stated length exceeds the limit.
         """
         while self._end - self._start < _LENGTH.size:
             if not self._receive():

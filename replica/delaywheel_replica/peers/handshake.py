@@ -54,15 +54,12 @@ class PeerIdentity:
         boot: The machine's boot id.
         client_address: The host:port at which callers reach it.
         settings: The settings that nodes compare, by name, as text: `Config.agreed`.
-        protocol: The newest protocol that it speaks.
-        protocol_from: The oldest one.
-        format: The version of the frames that it writes.
         client_tls: Whether callers speak TLS there.
         token_address: Where callers with tokens reach it; empty: nowhere else.
         call_secret: By what its own process believes callers that they are nodes.
         access: A digest of its files of grants and tokens.
-        reads_from: With `reads_to`, the versions that it reads, both included.
-        reads_to: See `reads_from`.
+        protocol: The newest that it speaks; `protocol_from` is the oldest.
+        format: The version of the frames that it writes; it reads `reads_from` to `reads_to`.
         started_ns: When it started, by the machine's monotonic clock: within a boot each process
             has its own value.
     """
@@ -106,12 +103,7 @@ class PeerIdentity:
 
 
 def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) -> PeerRefusal | None:
-    """Returns why the two may not connect; None if they may.
-
-    Args:
-        theirs: The other node's report about itself.
-        members: The ids of all nodes, as configured here.
-    """
+    """Returns why the two may not connect; None if they may."""
     if not mine.speaks_with(theirs):
         text = _differ(mine, theirs, "protocol", mine.protocols, theirs.protocols)
         return PeerRefusal(PeerReason.WRONG_PROTOCOL, text, _differs_here(theirs, ["protocol"]))
@@ -214,7 +206,6 @@ class Hello:
     """The first message of a connection.
 
     Attributes:
-        identity: The dialling node.
         to: The id under which it dialled.
         stream: The stream it opens; None: one that this release does not know.
     """
@@ -232,11 +223,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(data: bytes) -> Hello:
-    """Decodes what `encode_hello` wrote.
-
-    Raises:
-        MalformedError: It is not a Hello.
-    """
+    """Decodes what `encode_hello` wrote, or raises MalformedError."""
     wire = parsed(pb.ToPeer, data)
     if not wire.HasField("hello"):
         raise MalformedError(f"{wire.WhichOneof('message')}, where a hello must be")
@@ -253,11 +240,7 @@ def encode_answer(answer: PeerIdentity | PeerRefusal) -> bytes:
 
 
 def decode_answer(data: bytes) -> PeerIdentity | PeerRefusal:
-    """Decodes what `encode_answer` wrote.
-
-    Raises:
-        MalformedError: It is something else, or a reason that this release does not know.
-    """
+    """Decodes what `encode_answer` wrote, or raises MalformedError, for unknown reasons too."""
     wire = parsed(pb.Answer, data)
     match wire.WhichOneof("answer"):
         case "welcome":

@@ -32,10 +32,8 @@ class PeerListener:
     def __init__(self, serve: ServeChannel, *, peers: int) -> None:
         """Begins without listening.
 
-        Args:
-            serve: Serves a connection to its end, and calls what it is given when that turned out
-                to be a peer's. What it raises ends the thread with the connection closed.
-            peers: How many there are.
+        `serve` serves a connection to its end, and calls what it is given when that turned out to
+        be a peer's. What it raises ends the thread with the connection closed.
         """
         self._serve = serve
         self._most_strangers = 2 * peers + 8
@@ -50,11 +48,7 @@ class PeerListener:
         self._thread = threading.Thread(target=self._accept, name="peer-accept", daemon=True)
 
     def start(self, address: str) -> str:
-        """Listens on host:port; returns the bound host:port.
-
-        Raises:
-            OSError: It cannot be listened on.
-        """
+        """Listens on host:port, or raises OSError; returns the bound host:port."""
         self._socket = sockets.listen(address)
         self._thread.start()
         return f"{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}"

@@ -55,7 +55,6 @@ class PeerNetwork:
         """Begins without listening or dialling.
 
         Args:
-            me: This node's identity.
             members: Node id -> peer address, of all nodes; the own one is not dialled.
             on_message: Called on the peers' threads, in order for each stream. A slow call slows
                 down only that stream of that sender; if one takes seconds while more arrives than
@@ -99,8 +98,7 @@ class PeerNetwork:
     def start(self, listen: str) -> str:
         """Listens on host:port and dials all peers; returns the bound host:port.
 
-        Raises:
-            PeerListenError: The address cannot be used to listen.
+        Raises PeerListenError if the address cannot be used to listen.
         """
         try:
             bound = self._listener.start(listen)
@@ -113,9 +111,7 @@ class PeerNetwork:
     def send(self, peer: str, message: PeerMessage) -> None:
         """Sends or drops a message; for any thread, never blocks. The message must not change.
 
-        Raises:
-            KeyError: The peer is not one of the other members.
-            ValueError: The message has numbers that cannot be sent (see `encode`).
+        Raises KeyError for what is no other member, and ValueError as `encode` does.
         """
         to = self._peers[peer]
         stream = Stream.DATA if isinstance(message, ABOUT_FRAMES) else Stream.CONTROL

@@ -24,7 +24,7 @@ class _Message:
     Attributes:
         number: Its position among the others.
         buffers: The parts not sent yet.
-        length_bytes: The length of the message itself; 0: it is a ping.
+        length_bytes: Of the message itself; 0: it is a ping.
     """
 
     number: int
@@ -38,10 +38,9 @@ class Outbox:
     def __init__(
         self, channel: Channel, max_bytes: int, tally: Counters, *, wake: Callable[[], object]
     ) -> None:
-        """Begins empty.
+        """Begins empty, on a connection on which nothing else sends.
 
         Args:
-            channel: The connection, on which nothing else sends.
             max_bytes: How much may wait; a single message fits whatever its size.
             tally: Counts sent and dropped messages.
             wake: Called, with a lock held, when a message begins to wait.

@@ -55,10 +55,7 @@ class LiveConnection(Protocol):
 class Peer:
     """One of the other members. For any thread.
 
-    Attributes:
-        node: Its id.
-        address: Where it is dialled.
-        tallies: Counts of outgoing and incoming messages by stream.
+    `tallies` counts outgoing and incoming messages by stream.
     """
 
     def __init__(
@@ -68,13 +65,7 @@ class Peer:
         address: str,
         on_disconnected: Callable[[str], None],
     ) -> None:
-        """Begins unconnected.
-
-        Args:
-            node: The peer's id.
-            address: Where it is dialled.
-            on_disconnected: Called without any lock.
-        """
+        """Begins unconnected; `on_disconnected` is called without any lock."""
         self.node = node
         self.address = address
         self._me = me
@@ -148,9 +139,7 @@ class Peer:
     ) -> PeerRefusal | None:
         """Checks a peer that opens a stream; returns why this node refuses it.
 
-        Args:
-            theirs: The peer's report about itself.
-            connection: That of the stream; ended when the peer opens another instead.
+        Its connection is ended when the peer opens another instead.
         """
         with self._lock:
             refusal = self._other_process(theirs)

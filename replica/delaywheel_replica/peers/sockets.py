@@ -50,13 +50,10 @@ CONTROL_BYTES: Final = 8 << 20
 
 
 def data_bytes(frame_bytes: int) -> int:
-    """Returns the greatest length of one message on a data stream.
+    """Returns the greatest length of one message on a data stream, by the greatest frame.
 
-    Messages are held in memory, so the limit follows from the settings and is no higher than
-    needed.
-
-    Args:
-        frame_bytes: The greatest frame that a node may make: `transaction_bytes`.
+    Messages are held in memory, so the limit follows from the settings (`transaction_bytes`), and
+    is no higher than needed.
     """
     return max(frame_bytes, _LEAST_FRAME_BYTES) + _BESIDE_FRAME_BYTES
 
@@ -64,10 +61,7 @@ def data_bytes(frame_bytes: int) -> int:
 class Channel:
     """One connection: any thread may end it, only its reading thread closes it.
 
-    Attributes:
-        socket: The connection's socket.
-        remote: The other side's address, without its port.
-        cipher: What encrypts it; None: nothing does.
+    `remote` is the other side's address, without its port; no `cipher`: nothing is encrypted.
     """
 
     def __init__(self, connected: socket.socket, remote: str) -> None:
@@ -123,11 +117,7 @@ class Channel:
         return self.cipher is not None and self.cipher.has_unsent
 
     def push(self) -> None:
-        """Sends those as far as there is room.
-
-        Raises:
-            OSError: The connection broke.
-        """
+        """Sends those as far as there is room; raises OSError if the connection broke."""
         if self.cipher is not None:
             self.cipher.push()
 
@@ -168,11 +158,7 @@ class Channel:
 
 
 def dial(address: str) -> Channel:
-    """Connects.
-
-    Raises:
-        OSError: Nothing listens there, or the address is invalid.
-    """
+    """Connects, or raises OSError: nothing listens there, or the address is invalid."""
     connected = socket.create_connection(_host_and_port(address), timeout=_CONNECT_S)
     channel = Channel(connected, address)
     try:
@@ -192,11 +178,7 @@ def _set_up(connected: socket.socket) -> None:
 
 
 def listen(address: str) -> socket.socket:
-    """Listens on host:port; port 0: any free one.
-
-    Raises:
-        OSError: The address is in use, or not one of this machine.
-    """
+    """Listens on host:port, or raises OSError; port 0: any free one."""
     host, port = _host_and_port(address)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, bound = found[0]

@@ -47,13 +47,10 @@ class PeerReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerRefusal:
-    """Why a peer is refused, for programs and people.
+    """Why a peer is refused: the reason for programs, the text for this node's operators.
 
-    Attributes:
-        reason: For programs.
-        text: For this node's log, and its operators.
-        for_peer: For the other side, in place of `text`: anyone may open a stream, so this names no
-            member, storage or boot that the other side did not send itself. Empty: all of `text`.
+    `for_peer` is for the other side, in place of `text`: anyone may open a stream, so this names no
+    member, storage or boot that the other side did not send itself. Empty: all of `text`.
     """
 
     reason: PeerReason
@@ -75,9 +72,7 @@ class Counters:
 
     Attributes:
         sent: Messages given to the kernel completely.
-        sent_bytes: Their bytes.
         received: Messages read completely.
-        received_bytes: Their bytes.
         dropped: Messages not sent, or not completely: the peer was not connected, its connection
             broke, or its queue was full.
         dropped_bytes: Their bytes, if they had been encoded.
@@ -105,19 +100,13 @@ class PeerState:
     """The state of one peer.
 
     Attributes:
-        connection: Whether it is connected.
-        since_ms: Since when, Unix milliseconds.
+        since_ms: Since when it has this connection, Unix milliseconds.
         address: Where it is dialled.
         refusal: Set while it is refused, by either side.
         rolling: While it is connected: which of the settings that are changed node by node differ
             from this node's, and how; None: none.
-        client_address: Where callers reach it, as it last reported; None: never heard from.
-        client_tls: Whether they speak TLS there.
-        token_address: Where callers with tokens reach it; empty: nowhere else.
-        call_secret: What it believes of callers that they are nodes by; empty: never heard from.
-        access: A digest of its files of grants and tokens, as it last said; empty: it never did.
-        storage: The uuid of its data folder, as it last reported; None: never heard from.
-        counters: The traffic in both directions.
+        client_address: What its `PeerIdentity` last said, like all that follows; None, or empty:
+            never heard from.
     """
 
     connection: Connection
