@@ -36,12 +36,8 @@ def encode_answers(number: int, answers: Sequence[RecordAnswer]) -> bytes:
 def take_answers(received: bytearray, most: int) -> Iterator[BatchAnswers]:
     """Yields the complete answers, and removes them from the received bytes.
 
-    Args:
-        received: the bytes received so far.
-        most: the size of the largest batch, in records.
-
-    Raises:
-        MalformedError: the bytes are no answers.
+    `most` is the size of the largest batch, in records. Raises MalformedError if they are no
+    answers.
     """
     while len(received) >= ANSWER_HEAD.size:
         number, records = ANSWER_HEAD.unpack_from(received)

@@ -78,11 +78,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, head: bytes) -> "Head":
-        """Parses the bytes of a head.
-
-        Raises:
-            MalformedError: the bytes are no head.
-        """
+        """Parses the bytes of a head, or raises MalformedError."""
         length_bytes, number, kind, records = HEAD.unpack(head)
         if kind not in {Kind.MESSAGES, Kind.CANCELS, Kind.COMMITS} or not records:
             raise MalformedError(f"a batch of {records} records of kind {kind}")
@@ -111,12 +107,7 @@ def length_bytes(request: HandedRequest) -> int:
 
 
 def encode(number: int, requests: Sequence[HandedRequest]) -> list[bytes | memoryview]:
-    """Encodes a batch as parts to send in order.
-
-    Args:
-        number: the number of the batch.
-        requests: its records, at least one, all of one kind.
-    """
+    """Encodes a batch of records, at least one, all of one kind, as parts to send in order."""
     topics: dict[str, int] = {}
     numbers = [topics.setdefault(request.topic, len(topics)) for request in requests]
     names = "\n".join(topics).encode()
@@ -146,11 +137,7 @@ def _columns_of(messages: list[Delayed]) -> list[bytes]:
 
 
 def decode(head: Head, content: bytes) -> Columns:
-    """Decodes a batch without copying the messages' contents.
-
-    Raises:
-        MalformedError: the content does not add up.
-    """
+    """Decodes a batch without copying contents, or raises MalformedError if it does not add up."""
     is_rows = head.kind is not Kind.MESSAGES
     columns, end = {}, 0
     for name, dtype, each in _IDENTITIES if is_rows else (*_IDENTITIES, *_CONTENTS):

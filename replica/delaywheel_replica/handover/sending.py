@@ -49,16 +49,11 @@ class _Batch(NamedTuple):
 class Handover:
     """Hands records over, and collects the answers. For one thread.
 
-    Attributes:
-        is_broken: it no longer accepts records.
+    Once it `is_broken`, it no longer accepts records.
     """
 
     def __init__(self, ours: socket.socket) -> None:
-        """Begins with nothing handed over.
-
-        Args:
-            ours: this process' end of a stream socket pair.
-        """
+        """Begins with nothing handed over, on this process' end of a stream socket pair."""
         ours.settimeout(0)
         self._socket = ours
         self._epoll = select.epoll()
@@ -74,11 +69,7 @@ class Handover:
 
     @classmethod
     def begun(cls, send: Callable[[HandoverBegins], bool]) -> Self | None:
-        """Creates a socket pair, and sends the server its end; None if the link is full now.
-
-        Args:
-            send: sends a message over the link; returns False if it dropped the message.
-        """
+        """Creates a socket pair, and sends the server its end; None if the link is full now."""
         ours, theirs = socket.socketpair()
         with theirs:
             if send(HandoverBegins(FORMAT, theirs.fileno())):
