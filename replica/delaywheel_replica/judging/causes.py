@@ -31,12 +31,7 @@ _NAMED: Final = 2
 
 
 class Cause(NamedTuple):
-    """One thing that is wrong.
-
-    Attributes:
-        text: For people.
-        section: Where the runbook says what to do.
-    """
+    """One thing that is wrong, for people, and where the runbook says what to do."""
 
     text: str
     section: Section

@@ -33,13 +33,7 @@ class ClusterState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterVerdict:
-    """The state of a cluster, and what is wrong with it.
-
-    Attributes:
-        state: Whether it does its work.
-        down: What keeps it from that.
-        troubles: What is wrong besides.
-    """
+    """The state of a cluster, what keeps it from its work, and what is wrong besides."""
 
     state: ClusterState
     down: tuple[Cause, ...] = ()
