@@ -83,21 +83,14 @@ def rows_that_begin(columns: Columns, begins: NDArray[np.uint64]) -> list[int]:
 
 
 class CancelLook:
-    """Finds the rows, among one second's cancels, whose ids have one of some beginnings.
-
-    Attributes:
-        slot: The second.
-        rows: The rows found so far.
-    """
+    """Finds the rows, among one second's cancels, whose ids have one of some beginnings."""
 
     def __init__(
         self, slot: int, begins: Iterable[bytes], looked: Mapping[WheelId, int] = _NOWHERE
     ) -> None:
-        """Begins where another look has ended.
+        """Begins where another look has ended, by the first `BEGIN_BYTES` of each id.
 
-        Args:
-            begins: The first `BEGIN_BYTES` of each id.
-            looked: Up to which seq of each wheel there is no such cancel.
+        `looked` says up to which seq of each wheel there is no such cancel.
         """
         self.slot = slot
         self.rows: set[CancelRow] = set()
@@ -112,16 +105,10 @@ class CancelLook:
         *,
         lost: Callable[[WheelId], SeqSet] = lambda _: NO_SEQS,
     ) -> bool:
-        """Continues reading.
+        """Continues reading each wheel up to its limit, within the budget, which is reduced.
 
-        Args:
-            readers: Readers of at least the wheels in `limits`.
-            limits: The wheels to read, each up to a seq.
-            budget: How much may be read; it is reduced by what was read.
-            lost: The frames of a wheel that no node can read any more.
-
-        Returns:
-            Whether everything was read that may hold such a row; False if something is unreadable.
+        Returns whether everything was read that may hold such a row, but for the frames that no
+        node can read any more; False if something is unreadable.
         """
         is_whole = True
         for wheel in sorted(limits):

@@ -40,12 +40,7 @@ class FrameBatch:
     """Frames of one wheel, slot and kind, in order of seqs.
 
     Attributes:
-        kind: The kind of their rows.
-        slot: The slot in whose file they lie.
-        seqs: Each frame's seq, ascending.
-        accepted_at_ms: When each frame was accepted.
         counts: How many of the rows belong to each frame.
-        lengths_bytes: Each frame's length.
         columns: The rows of all frames, frame after frame.
     """
 
@@ -132,9 +127,7 @@ class IdBatch:
         rows: Each row's number in its frame.
         kinds: The `Kind` of each.
         ids: (n, 16).
-        due_ms: Each row's due.
-        topics: Names of topics.
-        topic_numbers: Which of these is each row's.
+        topic_numbers: Which of the topics is each row's.
     """
 
     wheel: WheelId
@@ -151,11 +144,7 @@ class IdBatch:
 class PassedOver:
     """Frames that were checked, but not decoded: what is sought is not among their bytes.
 
-    Attributes:
-        seqs: Each frame's seq, ascending.
-        messages: How many messages they hold.
-        last_messages: How many of them the last frame holds.
-        length_bytes: Their length.
+    Of the messages `last_messages` are in the last frame.
     """
 
     wheel: WheelId
@@ -181,11 +170,7 @@ def decode_together(
 
     Args:
         content: The bytes of a slot file from `begin` on.
-        begin: Where they begin in the file.
         places: Seqs and rows of the frames, ascending; at least one.
-        wheel: The wheel that the frames must belong to.
-        slot: The slot in whose file they lie.
-        kind: The kind of their rows.
         may_hold: Whether what is sought may be among these bytes; None: decode them anyway.
     """
     seqs, rows = places
@@ -224,7 +209,6 @@ def decode_ids(
         content: The bytes of frames, of any seconds and kinds.
         begins: Where each frame begins in it; multiples of 8.
         places: Seqs and rows of the frames; at least one.
-        wheel: The wheel that the frames must belong to.
     """
     seqs, rows = places
     kinds = kinds_of(rows)
@@ -296,8 +280,7 @@ class _ColumnPlaces(NamedTuple):
 class _Frames:
     """Frames with valid headers and checksums, and where their columns lie.
 
-    Columns are aligned to the length of their items, so each is gathered from one view on all
-    bytes.
+    Columns are aligned to the length of their items: each is gathered from one view on all bytes.
     """
 
     def __init__(self, content: bytes, begins: NDArray[np.int64], headers: NDArray[Any]) -> None:

@@ -127,8 +127,7 @@ class Look:
 class IdIndex:
     """The ids of seconds, of all wheels of a folder. For one thread.
 
-    Attributes:
-        missing: After `follow`: frames that may be of any second, by wheel; no wheel without any.
+    After `follow`, `missing` has frames that may be of any second, by wheel; no wheel without any.
     """
 
     def __init__(
@@ -142,7 +141,6 @@ class IdIndex:
         """Begins with nothing read.
 
         Args:
-            reader: Returns the reader of a wheel.
             most_bytes: The bound on memory.
             new_rows: How many new rows of one wheel are examined.
             unread: How many frames may be unread.
@@ -174,12 +172,7 @@ class IdIndex:
         return SECOND_BYTES * len(self._seconds) + ROW_LENGTH_BYTES * len(self._ids)
 
     def follow(self, limits: Mapping[WheelId, int], lost: Callable[[WheelId], SeqSet]) -> None:
-        """Notes what is new.
-
-        Args:
-            limits: The wheels, each with the last seq to consider.
-            lost: The frames of a wheel that no node can read any more.
-        """
+        """Notes what is new in each wheel up to its limit, but for the frames that are lost."""
         self._lost = lost
         if gone := self._followed.keys() - limits.keys():
             self._forget_all()
@@ -194,8 +187,7 @@ class IdIndex:
     def look(self, slots: Collection[int], sought: SoughtIds) -> Look:
         """Finds rows of some seconds, as far as the wheels were followed.
 
-        Args:
-            sought: The ids, in whichever of these seconds, and beginnings of ids.
+        Ids are sought in whichever of these seconds, and beginnings of ids.
         """
         found = Look()
         found.note_missing(self.missing)

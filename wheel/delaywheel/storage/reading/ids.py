@@ -69,8 +69,7 @@ class FoundIds:
 
     Attributes:
         numbers: Which of the sought ids each row has.
-        wheels: The wheels of their frames.
-        seqs: The frames.
+        wheels: Of their frames, like the seqs.
         rows: Their numbers within the frames.
         kinds: Values of `Kind`.
         due_ms: Of the message, or of what a cancel names.
@@ -183,8 +182,7 @@ class Ids:
     def add(self, batch: IdBatch, only: SoughtIds | None = None) -> int:
         """Adds frames, none of which was added before; returns how many rows were added.
 
-        Args:
-            only: Adds at least the rows that fit.
+        With `only`, adds at least the rows that fit it.
         """
         rows = self._rows_of(batch)
         if only is not None:

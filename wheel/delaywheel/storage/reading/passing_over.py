@@ -54,16 +54,10 @@ def passing_over(
     up_to_seq: int,
     may_hold: Callable[[bytes], bool],
 ) -> Iterator[PassedSecond | None]:
-    """Yields for each of some slots what its file holds; None: it must be read.
+    """Yields for each of some slots, ascending, what its file holds; None: it must be read.
 
     Files are read ahead of what is yielded: more and more of them, for as long as all are passed
-    over.
-
-    Args:
-        slots: Ascending.
-        stated: What table and rows say of some slots of one hour.
-        up_to_seq: The last seq to count.
-        may_hold: Whether what is sought may be among these bytes.
+    over. `stated` returns what table and rows say of some slots of one hour.
     """
     begin, at_once = 0, 1
     while begin < len(slots):
@@ -136,7 +130,7 @@ class _Files:
         counts: How many each file has.
         numbers: For each frame, the number of its file.
         ends: Where each ends in its file.
-        headers: Their headers (``format.HEADER``).
+        headers: ``format.HEADER``.
         are_right: Those with the right checksum.
     """
 

@@ -87,7 +87,6 @@ class Stated(NamedTuple):
     """What table and rows say of some slots, side by side.
 
     Attributes:
-        slots: These slots.
         is_known: Of which of them it can be relied on.
         frames: How many frames each has.
         ends: Where the last one of each ends.
@@ -273,10 +272,7 @@ class SlotPlaces:
         return (seqs, rows) if is_same else None
 
     def _walk(self, file: File, slot: int, last_seq: int) -> tuple[Places, bool]:
-        """Returns seqs and rows of a file's frames, up to one that is being written.
-
-        Also returns whether the walk ended at such a frame, or with the file.
-        """
+        """Returns seqs and rows of a file's frames, up to one being written, and if one is."""
         seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
         is_later = False
         for offsets, headers in _headers(file, self._wheel, slot):
@@ -299,10 +295,8 @@ def _headers(
     """Yields the frames that lie in a file from byte 0 on: offsets and headers, several at a time.
 
     Ends at the first place where no frame of this wheel and slot begins, or where one would not
-    fit. Only headers are read: nothing proves that a frame, or even its header, is good.
-
-    Raises:
-        OSError: The medium reported an error.
+    fit. Only headers are read: nothing proves that a frame, or even its header, is good. Raises
+    OSError if the medium does.
     """
     begin, end, piece_bytes = 0, file.size(), LEAST_PIECE_BYTES
     while begin + HEADER_LENGTH_BYTES <= end:

@@ -95,8 +95,8 @@ class DamagedFrame:
     def is_waited_for(self, now_ms: int) -> bool:
         """Whether the frame may be intact, and giving it up has time.
 
-        A medium that does not return it is given until a minute after the frame's second; a newer
-        release has any time.
+        A medium that does not return it has a minute after the frame's second; a newer release any
+        time.
         """
         if self.reason is DamageReason.UNREADABLE and self.slot:
             return now_ms < self.slot * 1000 + UNREADABLE_WAIT_MS
@@ -122,8 +122,7 @@ class WheelReader:
     ) -> None:
         """Opens nothing yet.
 
-        Args:
-            opened: Shared by all readers of a thread; bounds how many files they keep open.
+        `opened` is shared by all readers of a thread, and bounds how many files they keep open.
         """
         self._disk = disk
         self._folder = layout.wheel_folder(data, wheel)
@@ -161,11 +160,7 @@ class WheelReader:
                 begin = end + 1
 
     def frame(self, seq: int) -> Frame | DamagedFrame:
-        """Reads one frame, found by its row.
-
-        Raises:
-            IndexError: The wheel does not have this seq yet.
-        """
+        """Reads one frame, found by its row; raises IndexError for a seq that is not there yet."""
         if not self.has(seq):
             raise IndexError(f"wheel {self.wheel} has no frame {seq}")
         rows = self._index.rows(seq, seq)
@@ -225,10 +220,9 @@ class WheelReader:
     def _contents(
         self, rows: NDArray[Any], lengths: list[int], is_over: Callable[[], bool]
     ) -> tuple[list[Buffer], FrameDamaged | None]:
-        """Reads the bytes of frames one slot file after another, except those of length 0.
+        """Reads leading frames, one slot file after another, but not those of length 0.
 
-        Returns:
-            Those of the leading frames; and why the next one has none.
+        Also returns why the next one could not be read.
         """
         by_slot: dict[int, list[int]] = {}
         for number, slot in enumerate(rows["slot"].tolist()):
@@ -314,16 +308,14 @@ class WheelReader:
     def holes(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
         """Returns frames without rows that lie in no slot file, and so may belong to any second.
 
-        Args:
-            up_to_seq: The last seq to consider.
-            lost: Seqs that are known to be lost and are ignored.
+        Those that are lost do not count, nor any behind `up_to_seq`.
         """
         return self.lying_nowhere(self.holes_anywhere(up_to_seq, lost))[0]
 
     def holes_when_read(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
-        """Returns the same, and what was a hole when the index was last read, and is not now.
+        """Returns `holes`, and what was a hole when the index was last read, and is not now.
 
-        What was read of a second before this call may lack such a frame. Arguments as `holes`.
+        What was read of a second before this call may lack such a frame.
         """
         before = self._places.holes(up_to_seq)
         still = self.holes_anywhere(up_to_seq, lost)
@@ -391,17 +383,11 @@ class WheelReader:
         from_seq: int = 1,
         lost: SeqSet = NO_SEQS,
     ) -> Iterator[Frame | DamagedFrame]:
-        """Yields a slot's frames with seqs up to ``up_to_seq``, in order.
+        """Yields a slot's frames with seqs from `from_seq` to `up_to_seq`, in order.
 
         Includes frames that the index omits or lists wrongly (see unlisted.py). For frames that
         were not requested only headers are read. If something is wrong, frames that may be of any
-        slot come last (see `holes`).
-
-        Args:
-            up_to_seq: The last seq to consider.
-            kind: Only frames with messages or only those with cancels; None: both.
-            from_seq: The first seq to consider.
-            lost: Holes that are known to be lost and are ignored.
+        slot come last (see `holes`), but for those that are lost. No kind stands for every kind.
         """
         asked = _FramesAsked(from_seq, up_to_seq, kind)
         return self._of_slot(slot, asked, lost, self._slot_frames, lambda frame: [frame.seq])
@@ -424,11 +410,8 @@ class WheelReader:
     ) -> Iterator[FrameBatch | PassedOver | DamagedFrame]:
         """Yields frames with messages, decoded together if their bytes may hold what is sought.
 
-        Args:
-            up_to_seq: The last seq to consider.
-            may_hold: Is given the bytes of many frames at once, with other bytes among them.
-            from_seq: The first seq to consider.
-            lost: Holes that are known to be lost and are ignored.
+        `may_hold` is given the bytes of many frames at once, with other bytes among them. Holes
+        that are lost are ignored.
         """
         asked = _FramesAsked(from_seq, up_to_seq, Kind.MESSAGES)
         read = partial(read_batches, self._disk, self._folder, self.wheel, may_hold=may_hold)
@@ -439,10 +422,7 @@ class WheelReader:
     ) -> Iterator[PassedSecond | None]:
         """Yields for each slot what it holds if nothing sought can be in it; None: read it.
 
-        Args:
-            slots: Ascending.
-            up_to_seq: The last seq to consider.
-            may_hold: As in `sieved_batches`.
+        Slots ascend; `may_hold` is that of `sieved_batches`.
         """
         return passing_over(
             self._disk,
@@ -536,10 +516,7 @@ def read_batches(
     places: Places,
     may_hold: Callable[[bytes], bool] | None = None,
 ) -> Iterator[FrameBatch | PassedOver | DamagedFrame]:
-    """Does the same as `read_frames`, but decodes adjacent frames together.
-
-    Those that `may_hold` rules out are not decoded.
-    """
+    """Reads as `read_frames`, but decodes adjacent frames together, unless `may_hold` says no."""
     seqs, rows = places
     for first, last in _pieces(rows["offset"].tolist(), rows["length"].tolist()):
         part = seqs[first:last], rows[first:last]

@@ -63,10 +63,8 @@ def walk_headers(
     """Yields offsets and headers of the frames that lie in [begin, end).
 
     Ends at the first place where no frame of this wheel and slot begins, or where one would not
-    fit. Only headers are read: nothing proves that a frame, or even its header, is good.
-
-    Raises:
-        OSError: The medium reported an error.
+    fit. Only headers are read: nothing proves that a frame, or even its header, is good. Raises
+    OSError if the medium does.
     """
     piece, piece_begin, piece_bytes = memoryview(b""), begin, LEAST_PIECE_BYTES
     offset, wheel_hash = begin, wheel.hash64
@@ -100,10 +98,7 @@ def with_unlisted(
 ) -> Places:
     """Returns the frames that the index lists for a slot, corrected by what lies in its file.
 
-    Args:
-        listed: The frames according to the index, up to `up_to_seq`.
-        up_to_seq: Later frames are ignored.
-        holes: Frames that count wherever in the file they lie.
+    Frames of holes count wherever in the file they lie; those behind `up_to_seq` are ignored.
     """
     try:
         file = disk.open_read(path)
@@ -191,8 +186,7 @@ def rows_in_file(
 ) -> dict[int, bytes]:
     """Returns the index rows of those of these frames that lie intact in one slot's file.
 
-    Raises:
-        OSError: The file cannot be read.
+    Raises OSError if the file cannot be read.
     """
     try:
         file = disk.open_read(layout.slot_path(folder, slot))

@@ -18,15 +18,9 @@ class UnreadableRows:
     def waited_for(
         self, wheel: WheelId, looked_at: SeqSet, unreadable: SeqSet, now_ms: int
     ) -> SeqSet:
-        """Notes which of some rows cannot be read now.
+        """Notes which of some rows cannot be read now, by the seqs of their frames.
 
-        Args:
-            looked_at: The rows, by the seqs of their frames.
-            unreadable: Those of them that cannot be read.
-            now_ms: The wall clock.
-
-        Returns:
-            The unreadable rows that were found so less than `UNREADABLE_WAIT_MS` ago.
+        Returns those that were found so less than `UNREADABLE_WAIT_MS` ago, by the wall clock.
         """
         readable = looked_at - unreadable
         now_s, new = now_ms // 1000, unreadable
