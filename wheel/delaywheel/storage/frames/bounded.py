@@ -15,11 +15,7 @@ class BoundedTable(Generic[_K, _V]):
     """Keys and values; thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Begins empty.
-
-        Args:
-            max_bytes: The most that all entries together may take.
-        """
+        """Begins empty; so many bytes all entries may take together."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._entries: dict[_K, tuple[_V, int]] = {}
@@ -42,12 +38,9 @@ class BoundedTable(Generic[_K, _V]):
         return None if entry is None else entry[0]
 
     def put(self, key: _K, value: _V, length_bytes: int) -> None:
-        """Adds a value as the newest entry; an entry longer than the bound is not kept.
+        """Adds or replaces a value as the newest entry; one longer than the bound is not kept.
 
-        Args:
-            key: Replaced if it is already there.
-            value: The key's value.
-            length_bytes: What key and value take in memory.
+        `length_bytes` is what key and value take in memory.
         """
         with self._lock:
             self._remove(key)

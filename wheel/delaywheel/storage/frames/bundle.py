@@ -30,7 +30,6 @@ class FrameCopy(NamedTuple):
     """One frame as its holder has it.
 
     Attributes:
-        seq: Its number in the wheel.
         row: Its index row: a mirror writes the same bytes at the same offset.
         content: The bytes of the frame; empty if its row refers to none, or its slot is finished
             (below the floor) and its file deleted: a mirror then takes only the row.
@@ -59,10 +58,8 @@ class FrameBundle:
     row refers to no frame.
 
     Attributes:
-        seqs: Each frame's seq.
         rows: Their index rows (``rows.INDEX_ROW``).
         edges: Where each frame begins in `content`, and where the last one ends.
-        content: The bytes of the frames, concatenated.
     """
 
     seqs: NDArray[np.int64]
@@ -79,13 +76,9 @@ class FrameBundle:
         *,
         bare: NDArray[np.bool_] | None = None,
     ) -> Self:
-        """Builds a bundle from a buffer with the frames' bytes.
+        """Builds a bundle from a buffer with the frames' bytes, concatenated, their seqs ascending.
 
-        Args:
-            seqs: Each frame's seq, ascending.
-            rows: Each frame's row.
-            content: The bytes of the frames, concatenated.
-            bare: Marks frames that have no bytes in it; None: those whose rows refer to none.
+        `bare` marks frames that have no bytes in it; None: those whose rows refer to none.
 
         Raises:
             ValueError: There are more or fewer bytes than the rows refer to.
@@ -241,10 +234,9 @@ NO_BUNDLE = FrameBundle(np.zeros(0, np.int64), np.zeros(0, INDEX_ROW), _NO_EDGES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenGroup:
-    """The frames of one group that count.
+    """The frames of one group that count, as they were written.
 
     Attributes:
-        bundle: The frames as they were written.
         counts: Each frame's number of messages or cancels.
         order: The rows of the appended columns, in the order in which the frames hold them.
     """

@@ -60,11 +60,9 @@ _HEADER_WORDS = np.arange(HEADER_LENGTH_BYTES // 8)
 
 
 class Good(NamedTuple):
-    """The good part of a bundle.
+    """The good part of a bundle: how many frames, from the first on.
 
-    Attributes:
-        frames: How many frames, from the first on.
-        accepted_at_ms: When the newest of those with bytes was accepted; 0: none has bytes.
+    `accepted_at_ms` is that of the newest of those with bytes; 0: none has bytes.
     """
 
     frames: int
@@ -227,10 +225,6 @@ def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
 
 
 def check_row(frame: Frame, offset: int, row: bytes) -> None:
-    """Compares a frame that was read at ``offset`` of its slot file with its row.
-
-    Raises:
-        FrameDamaged: They do not match.
-    """
+    """Compares a frame that was read at this offset with its row; raises FrameDamaged."""
     if index_row_of(frame, offset) != row:
         raise FrameDamaged(DamageReason.LENGTHS, "its index row says otherwise")

@@ -49,11 +49,8 @@ class EncodedGroup:
     """Frames ready to be written, ordered by slot.
 
     Attributes:
-        kind: The kind of all frames.
-        slots: Each frame's slot.
         counts: Each frame's number of rows.
         edges: Where each frame begins in `content`, and where the last one ends.
-        content: The bytes of all frames, concatenated.
         order: The rows of the encoded columns, in the order in which the frames hold them.
     """
 
@@ -122,11 +119,7 @@ def _frame_firsts(
 ) -> NDArray[np.int64]:
     """Returns the first row of each frame: one for each slot, split where it is too large.
 
-    Args:
-        slots: Each row's slot, ascending; at least one row.
-        lengths_bytes: Each row's length in a frame.
-        max_messages: The most rows in one frame.
-        max_bytes: The most bytes in one frame, unless a single row is longer.
+    There is at least one row; slots ascend. A single row may exceed `max_bytes`.
     """
     rows = len(slots)
     begins = np.empty(rows, bool)
@@ -168,12 +161,9 @@ class _FrameTopics:
     def __init__(
         self, topics: int, topic_numbers: NDArray[np.uint32], counts: NDArray[np.int64]
     ) -> None:
-        """Builds the dictionaries.
+        """Builds the dictionaries from each row's topic, in the sorted group, of so many topics.
 
-        Args:
-            topics: How many topics the group has.
-            topic_numbers: Each row's topic, in the sorted group.
-            counts: Each frame's number of rows.
+        `counts` is each frame's number of rows.
         """
         frames = len(counts)
         if topics <= 1:

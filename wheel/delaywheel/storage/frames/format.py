@@ -1,18 +1,10 @@
 """The bytes of frames, as docs/FORMAT.md shows them; rows.py has those of index rows.
 
 decoding.py reads many frames at once, and places.py, unlisted.py and checking.py what they need of
-headers.
-
-A frame is what one group commit adds to one slot file:
-
-    header, 64 bytes | columns, padded to 8 | topic dictionary | blob | zeros up to 8
+headers. Frames are made in encode.py.
 
 The header names the frame's wheel, slot and seq, so misplaced bytes are detected; the checksum
-covers everything behind it. Columns are ordered by falling item size, which keeps each aligned to
-its own size in a frame that begins at a multiple of 8.
-
-Everything is little-endian. Frames are made in encode.py; checking.py checks many at once, and
-decoding.py decodes them.
+covers everything behind it.
 """
 
 import struct
@@ -166,8 +158,7 @@ def index_row_of(frame: Frame, offset: int) -> bytes:
 def index_rows_of_headers(headers: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
     """Returns the rows of frames from their headers (``HEADER``) and offsets.
 
-    Raises:
-        FrameDamaged: One of these headers belongs to no frame.
+    Raises FrameDamaged if one of these headers belongs to no frame.
     """
     kinds = headers["kind"].astype(np.int64)
     unfit = (kinds < 1) | (kinds >= len(_MOST_ROWS))
@@ -198,10 +189,6 @@ def topic_entry(topic: str) -> bytes:
 def decode_header(buffer: Buffer, *, available_bytes: int) -> FrameHeader:
     """Decodes the fixed part, checking only magic and version.
 
-    Args:
-        buffer: At least the header.
-        available_bytes: How many bytes there are from its beginning on.
-
     Raises:
         FrameDamaged: SHORT, MAGIC, VERSION or LENGTHS.
     """
@@ -223,15 +210,7 @@ def decode_frame(buffer: Buffer, *, wheel: WheelId, slot: int, seq: int | None) 
     """Decodes the frame at the beginning of ``buffer``, ignoring what follows.
 
     The columns are views on ``buffer``: no byte of content is copied, no message looped over.
-
-    Args:
-        buffer: At least the whole frame.
-        wheel: The wheel that the frame must belong to.
-        slot: The slot in whose file it was found.
-        seq: The expected seq; None = any.
-
-    Raises:
-        FrameDamaged: The bytes are not that frame.
+    Raises FrameDamaged if the bytes are not that frame; any seq will do if that is None.
     """
     try:
         header = decode_header(buffer, available_bytes=len(buffer))

@@ -60,14 +60,8 @@ def rows_that_may_have(
     """Marks messages that may have this header with such a short value; may mark others too.
 
     The bytes of all messages are searched at once (a megabyte takes about a millisecond). Single
-    messages are examined only if what such a header ends with occurs somewhere.
-
-    Args:
-        name: The header's name.
-        most_bytes: The longest value to look for, below 256 bytes. Null values never match.
-
-    Returns:
-        A flag for each message, or one for all.
+    messages are examined only if what such a header ends with occurs somewhere. The longest value
+    is below 256 bytes; null values never match. Returns a flag for each message, or one for all.
     """
     assert 0 <= most_bytes < 256
     encoded = name.encode()
@@ -93,13 +87,8 @@ def rows_that_may_have(
 def check_headers(columns: Columns, *, most: int, most_of_all: int) -> HeaderFaults:
     """Finds messages whose headers must be refused; the number of headers checked is bounded.
 
-    Args:
-        columns: Decoded messages whose key, value and headers lie within the blob.
-        most: The most headers that one message may have.
-        most_of_all: The most headers that all messages together may have.
-
-    Raises:
-        TooManyHeadersError: All messages together have more.
+    Raises TooManyHeadersError if all messages together have more. Key, value and headers lie within
+    the blob.
     """
     walk = _Walk(columns, most, most_of_all)
     while len(walk.rows) > _VECTORISED_MESSAGES:

@@ -1,17 +1,4 @@
-"""The bytes of index rows. No other module knows them; docs/FORMAT.md shows them.
-
-Row n of a wheel's index is the frame with seq n + 1. The low 20 bits of ``messages`` are the number
-of its rows. The top bit says that they are not messages; then the number is shorter, and the upper
-ones of its bits say what they are. The 11 bits between are a check value of the row.
-
-=============  ======================  ========
-bits 31 19 18  rows                    number
-=============  ======================  ========
-0   .  .       messages                20 bits
-1   0  .       cancels                 19 bits
-1   1  0       commits                 18 bits
-1   1  1       releases                18 bits
-=============  ======================  ========
+"""The bytes of index rows, as docs/FORMAT.md shows them; no other module knows them.
 
 A row with length 0 has no frame:
 
