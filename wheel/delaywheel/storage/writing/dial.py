@@ -77,11 +77,7 @@ class Dial:
     """The only writer of the dial."""
 
     def __init__(self, disk: Disk, data: Path, rows: int) -> None:
-        """Maps an empty dial.
-
-        Args:
-            rows: Span + late window + slack, in seconds.
-        """
+        """Maps an empty dial of span + late window + slack rows, one a second."""
         disk.make_folder(data)
         # All zeros from the start: a long span takes no time then, and memory only as it is used.
         self._table = disk.map_array(layout.dial_path(data), DIAL_ROW, rows, writable=True)
@@ -124,12 +120,10 @@ class Dial:
     def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[SeqSet]:
         """Counts a wheel's frames in slots at or above ``floor``.
 
-        Uses its slot table, and index rows where the table lacks something or may be wrong.
-
-        Returns:
-            The frames that it did not count, as they have no row. One that lost its row after the
-            table had counted it is counted; if entries are doubtful as well, it is not known of
-            which, and all are returned: a message more is better than a second left out.
+        Uses its slot table, and index rows where the table lacks something or may be wrong. Returns
+        the frames that it did not count, as they have no row. One that lost its row after the table
+        had counted it is counted; if entries are doubtful as well, it is not known of which, and
+        all are returned: a message more is better than a second left out.
         """
         folder = layout.wheel_folder(data, wheel)
         head, not_counted = load_head(disk, folder), NO_SEQS
@@ -158,8 +152,8 @@ class Dial:
     def clear_below(self, floor: int) -> None:
         """Empties the rows of finished slots, whether they had a file or not.
 
-        Rows emptied for an earlier floor are never filled again, so only the seconds since then are
-        examined, however long the span is.
+        Only the seconds since an earlier floor are examined: rows emptied for that are never filled
+        again.
         """
         if floor <= self._floor:
             return
@@ -213,11 +207,7 @@ class DialView:
     """The dial, for readers in any process."""
 
     def __init__(self, disk: Disk, data: Path) -> None:
-        """Maps the dial.
-
-        Raises:
-            FileNotFoundError: No node ever ran on this folder.
-        """
+        """Maps the dial; raises FileNotFoundError if no node ever ran on this folder."""
         path = layout.dial_path(data)
         file = disk.open_read(path)
         try:
@@ -261,11 +251,7 @@ class DialView:
 
         A cancel removes one message of its second; the bytes of cancelled messages are unknown.
         Exact if no sum exceeds 2^53, no message is there twice, and none was cancelled or released
-        by more than one row.
-
-        Args:
-            now_slot: The current second.
-            done_slot: Slots before this one are done; a slot counts as a whole.
+        by more than one row. Slots before `done_slot` are done; a slot counts as a whole.
         """
         ends = np.array([end for _, end in HORIZONS if end is not None], np.int64)
         sums = np.zeros((2, len(HORIZONS)))

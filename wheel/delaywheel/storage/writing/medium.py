@@ -111,11 +111,9 @@ class CopyMedium:
         self._save(known._replace(missing=known.missing | seqs.within(1, known.seq)))
 
     def note_synced(self, seq: int, damaged: SeqSet) -> None:
-        """Durably notes that a sync has covered everything up to ``seq``.
+        """Durably notes that a sync has covered everything up to `seq`, the last one when it began.
 
-        Args:
-            seq: The last one when the sync began.
-            damaged: What cannot be read, determined before this call.
+        What is damaged, so that it cannot be read, must have been determined before this call.
         """
         missing = (damaged | self._rewritten).within(1, seq)
         self._save(Checkpoint(seq, missing, self.checkpoint.first_segment))
@@ -126,17 +124,10 @@ class CopyMedium:
             self._save(self.checkpoint._replace(first_segment=segment))
 
     def sync(self, last_seq: int, *, floor: int) -> SeqSet:
-        """Puts everything written on the medium.
+        """Puts everything written, up to the last frame that has a row, on the medium.
 
-        Args:
-            last_seq: The last frame that has a row.
-            floor: Slots below are finished.
-
-        Returns:
-            Frames whose sync had failed before, and that can no longer be read.
-
-        Raises:
-            OSError: The medium reported an error; the next call first writes all of it again.
+        Returns frames whose sync had failed before, and that can no longer be read. Raises OSError
+        if the medium does; the next call first writes all of it again.
         """
         with self._syncing:
             return self._sync(last_seq, floor)

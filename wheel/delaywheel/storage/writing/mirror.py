@@ -157,13 +157,11 @@ class MirrorWheel:
         dial: Dial | None = None,
         table_rows: int = ROWS_PER_SEGMENT,
     ) -> Steps[Self]:
-        """Opens an existing copy.
+        """Opens an existing copy, which was made (``make_wheel``), or has been recovered.
 
         Args:
-            wheel: Its name; it was made (``make_wheel``), or has been recovered.
             damaged: The frames that recovery found missing.
             nowhere: Those of them that lie in no slot file.
-            floor: Slots below are finished.
             table_rows: How many rows, roughly, its slot table may lag behind.
 
         Raises:
@@ -212,14 +210,11 @@ class MirrorWheel:
         """Writes the frames that follow the last one.
 
         Frames already held are skipped. The first that does not follow, lies beyond the committed
-        end, or is damaged, ends the list.
+        end, or is damaged, ends the list; if it was damaged, its fault is returned.
 
         Args:
             is_over: Called after each written frame; if true, no more are written.
             between: Called before frames, and before their rows: others may want the disk.
-
-        Returns:
-            The fault of the frame that ended the list, if it was damaged.
 
         Raises:
             OSError: The medium reported an error; earlier frames may count, see ``last_seq``. What
@@ -257,13 +252,9 @@ class MirrorWheel:
     def repair(
         self, bundle: FrameBundle, *, between: Callable[[], object] = lambda: None
     ) -> list[FrameDamaged]:
-        """Writes missing frames up to the last one to their places.
+        """Writes missing frames up to the last one to their places, and calls `between` after each.
 
-        Args:
-            between: Called after each one: others may want the disk.
-
-        Returns:
-            The faults of those that were damaged, or that the medium refused.
+        Returns the faults of those that were damaged, or that the medium refused.
 
         Raises:
             OSError: It cannot be gone on with any of them; frames written before stay.
@@ -309,11 +300,7 @@ class MirrorWheel:
     def reading_again(self, seqs: SeqSet) -> Steps[SeqSet]:
         """Looks again at missing frames: restores lost rows, and reads what is there.
 
-        Args:
-            seqs: Some frames up to the last one.
-
-        Returns:
-            Those that are not missing: they can be read, or are finished.
+        Returns those that are not missing: they can be read, or are finished.
         """
         new = seqs - self._searched
         restored = yield from restoring(
@@ -344,11 +331,9 @@ class MirrorWheel:
             self._missing.add(SeqSet.of([seq]))
 
     def end_at(self, final_seq: int, *, between: Callable[[], object] = lambda: None) -> None:
-        """Durably notes that the wheel ends here, then cuts what lies beyond.
+        """Durably notes that the wheel ends here, as is committed, then cuts what lies beyond.
 
-        Args:
-            final_seq: The committed end.
-            between: Called after each file that was cut: others may want the disk.
+        Calls `between` after each file that was cut: others may want the disk.
 
         Raises:
             ValueError: It was closed before, at another seq.
@@ -439,25 +424,17 @@ class MirrorWheel:
     # --- the medium
 
     def sync(self) -> None:
-        """Returns when everything written is on the medium.
-
-        Raises:
-            OSError: The medium reported an error; the next call writes again.
-        """
+        """Returns when everything written is on the medium; after an OSError, writes it again."""
         self._sync(self.last_seq)
 
     def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> SeqSet:
-        """Records how much is on the medium, and what is missing.
+        """Records how much is on the medium, and what is missing; raises as `sync` does.
+
+        Returns frames that were found to be damaged.
 
         Args:
             syncs: Sync everything written first; otherwise the caller has called `sync` for it.
             refreshes: Update the slot table too; not if there is hardly any space.
-
-        Returns:
-            Frames that were found to be damaged.
-
-        Raises:
-            OSError: See `sync`.
         """
         medium, seq, damaged = self._medium, self._medium.synced_seq, NO_SEQS
         if syncs:
@@ -676,8 +653,7 @@ class MirrorWheel:
     def _move(self, slot: int) -> list[int]:
         """Rewrites a slot's file if the medium refuses it, and all of it is at hand.
 
-        Returns:
-            The frames that are in their places now.
+        Returns the frames that are in their places now.
         """
         try:
             copies = self._rewrite(slot)
@@ -690,8 +666,7 @@ class MirrorWheel:
     def _rewrite(self, slot: int) -> list[FrameCopy]:
         """Replaces a slot's file if nothing that the medium does not return of it is absent.
 
-        Returns:
-            The refused frames that it has now. If others are absent, they are missing then.
+        Returns the refused frames that it has now. If others are absent, they are missing then.
         """
         path = layout.slot_path(self._folder, slot)
         copies = self._refused.of_slot(slot)
@@ -765,8 +740,7 @@ class MirrorWheel:
     def _move_rows(self, rows: dict[int, bytes], refusal: OSError) -> None:
         """Puts rows that the medium has refused in a new file, with their whole segment.
 
-        Raises:
-            OSError: The medium does not take that either, or was not the cause.
+        Raises OSError if the medium does not take that either, or was not the cause.
         """
         if not is_medium_error(refusal):
             raise refusal

@@ -20,8 +20,7 @@ from delaywheel.storage.reading.reader import WheelReader
 class MissingFrames:
     """The unreadable frames of a copy, for the threads that write and sync it.
 
-    Attributes:
-        seqs: The missing frames; replaced as a whole.
+    The set is replaced as a whole.
     """
 
     def __init__(self) -> None:
@@ -56,11 +55,7 @@ class MissingFrames:
 
 
 def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
-    """Returns the only frame of a bundle, if it is intact.
-
-    Raises:
-        FrameDamaged: Its bytes are damaged, or do not match seq and row.
-    """
+    """Returns the only frame of a bundle; raises FrameDamaged unless it matches seq and row."""
     if not good_frames(wheel, frame).frames:
         raise damage_of(wheel, frame)
     return frame

@@ -74,16 +74,10 @@ class RefusedFrames:
 
 
 def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Extent]] | None:
-    """Reads a file but for the pages that the medium does not return.
+    """Reads a file but for the pages that the medium does not return; None: it is too large.
 
-    Args:
-        length: If it is shorter, the content is filled with zeros up to this length.
-
-    Returns:
-        The content, with zeros in their place, and where they are; None: it is too large.
-
-    Raises:
-        OSError: It cannot be opened, or the medium is not the cause.
+    Returns the content, with zeros in their place and up to the length if it is shorter, and where
+    they are. Raises OSError if it cannot be opened, or the medium is not the cause.
     """
     file = disk.open_read(path)
     try:

@@ -50,12 +50,9 @@ def restoring(
     floor: int,
     moved: Callable[[], object] = lambda: None,
 ) -> Steps[Restored]:
-    """Restores the rows of holes whose frames lie intact in slot files.
+    """Restores the rows of holes, among some frames, whose frames lie intact in slot files.
 
-    Args:
-        seqs: Some frames; those that are no holes are left out.
-        floor: Slots below are finished.
-        moved: Called when a segment was moved: who writes to it has to open it again.
+    `moved` is called when a segment was moved: who writes to it has to open it again.
     """
     holes = _holes_among(disk, folder, seqs)
     yield
@@ -126,13 +123,12 @@ def _by_segment(rows: dict[int, bytes]) -> dict[int, dict[int, bytes]]:
 
 
 def move_rows(disk: Disk, folder: Path, rows: dict[int, bytes], *, extends: bool = True) -> None:
-    """Puts rows that the medium refuses in new files, with the whole segments that they belong to.
+    """Puts rows, ascending by seq, that the medium refuses in new files, with their whole segments.
 
     Whoever writes to such a segment, or reads it, has to open it again. Each moves in one step:
     nothing may be written to it between reading and replacing it.
 
     Args:
-        rows: The rows by seq, ascending.
         extends: Whether they may lie behind what is there, after holes perhaps; otherwise those
             are left out, because they were cut meanwhile.
 

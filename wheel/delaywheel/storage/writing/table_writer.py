@@ -47,11 +47,7 @@ class SlotTable:
     """The writer of one wheel's table. ``refresh`` is for one thread, the others for any."""
 
     def __init__(self, disk: Disk, folder: Path, *, refresh_rows: int = ROWS_PER_SEGMENT) -> None:
-        """Continues with the existing table.
-
-        Args:
-            refresh_rows: How many rows, roughly, it may lag behind the index.
-        """
+        """Continues with the existing table; it may lag so many rows, roughly, behind the index."""
         self._disk = disk
         self._folder = folder
         self._refresh_rows = refresh_rows
@@ -69,10 +65,7 @@ class SlotTable:
     def cut(self, final_seq: int, slots: Iterable[int], top_slot: int) -> None:
         """Durably notes the slots of frames beyond a seq, before these are cut.
 
-        Args:
-            final_seq: The last frame that stays.
-            slots: The slots of frames that are cut.
-            top_slot: The greatest slot of those that stay.
+        `top_slot` is the greatest slot of those that stay.
         """
         with self._lock:
             self._cuts += 1
@@ -95,12 +88,7 @@ class SlotTable:
     def refresh(self, synced_seq: int, *, floor: int) -> None:
         """Counts rows up to a seq, all on the medium, if there are enough of them.
 
-        Args:
-            synced_seq: The seq to count up to.
-            floor: Slots below are finished, and are no longer counted.
-
-        Raises:
-            OSError: The medium reported an error; the table merely lags behind.
+        Finished slots are no longer counted. After an OSError the table merely lags behind.
         """
         if not self._is_worth_it(synced_seq, floor):
             return
@@ -190,7 +178,7 @@ class SlotTable:
     ) -> tuple[dict[int, int], set[int]]:
         """Counts frames hour by hour; returns the hours, and the slots with damaged entries.
 
-        Each hour with how many of its slots count frames.
+        Each hour comes with how many of its slots count frames.
         """
         seqs, rows = places
         row_hours, recounted_hours = rows["slot"] // SECONDS_PER_HOUR, recounted // SECONDS_PER_HOUR

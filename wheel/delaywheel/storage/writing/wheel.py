@@ -113,7 +113,7 @@ class OriginWheel:
         """Opens a new wheel, which is on the medium before this returns.
 
         Args:
-            meta: The wheel's identity; its state is OPEN.
+            meta: Its state is OPEN.
             options: ``dial``, ``max_frame_messages``, ``max_frame_bytes``, ``table_rows``.
 
         Raises:
@@ -140,12 +140,9 @@ class OriginWheel:
     def append(
         self, columns: Columns, *, kind: Kind = Kind.MESSAGES, accepted_at_ms: int
     ) -> WrittenGroup:
-        """Writes one group: one frame and one write for each slot, then the index rows.
+        """Writes a group of at least one message: a frame and a write for each slot, then the rows.
 
-        Args:
-            columns: At least one message.
-            kind: What the rows are.
-            accepted_at_ms: The wall clock, never less than before.
+        The wall clock by which it was accepted is never less than before.
 
         Raises:
             SlotFull: Nothing was written; retry without that slot's messages.
@@ -166,18 +163,13 @@ class OriginWheel:
         return written
 
     def check_encodable(self, columns: Columns, kind: Kind) -> None:
-        """Encodes a group only to check that this is possible.
-
-        Raises:
-            NotEncodable: It is not possible.
-        """
+        """Encodes a group only to check that this is possible; raises NotEncodable."""
         self._encode(columns, kind, accepted_at_ms=0)
 
     def sync(self) -> None:
         """Returns when everything appended is on the medium.
 
-        Raises:
-            WheelBroken: The medium reported an error; what it holds is unknown.
+        Raises WheelBroken if the medium reported an error; what it holds is unknown.
         """
         with self._sync_lock:
             # Not before the lock: its last holder may have met the error that concerns us too.
@@ -217,8 +209,7 @@ class OriginWheel:
     def delete_finished(self, undeletable: Undeletable) -> Iterator[int | None]:
         """Deletes the slot files below the floor, and then index segments, one by one.
 
-        Returns:
-            Yields the slot of each slot file, and None for each segment.
+        Yields the slot of each slot file, and None for each segment.
         """
         yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
         segments = self._index.delete_below(self._floor, self._note_first, undeletable)
@@ -229,10 +220,8 @@ class OriginWheel:
     def close(self) -> bool:
         """Closes the files; the wheel is never opened for append again.
 
-        Does not wait for a checkpoint in progress, which will not be recorded.
-
-        Returns:
-            Whether the medium has refused something, or may still do so in a sync in progress.
+        Does not wait for a checkpoint in progress, which will not be recorded. Returns whether the
+        medium has refused something, or may still do so in a sync in progress.
         """
         if self._broken is None:
             with suppress(OSError):  # then recovery examines a few slots needlessly
