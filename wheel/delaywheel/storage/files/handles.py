@@ -102,13 +102,8 @@ class HandleCache:
     ) -> BundleWritten:
         """Writes frames where their rows say, until one cannot be written; creates missing files.
 
-        If a write fails, the file is no longer than before, as far as the medium allows.
-
-        Args:
-            owner: The owner of the files.
-            bundle: The frames.
-            where: Where they must lie in their files.
-            is_over: Called after each frame; if true, no more are written.
+        If a write fails, the file is no longer than before, as far as the medium allows. `is_over`
+        is called after each frame; if true, no more are written.
         """
         wrote, rows, content = BundleWritten(), bundle.rows, bundle.content
         # Single numpy elements are slow.

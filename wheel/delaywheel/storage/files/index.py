@@ -194,8 +194,7 @@ class IndexReader:
     def last_seq(self) -> int:
         """Returns the seq of the last whole row; 0 if there is none.
 
-        Raises:
-            OSError: The medium returns neither content nor length of the last segment.
+        Raises OSError if the medium returns neither content nor length of the last segment.
         """
         try:
             return self._last_seq()
@@ -341,9 +340,8 @@ def top_slot_of(rows: NDArray[Any], least: int) -> int:
 class SegmentTops:
     """The greatest slot of each full segment, so that a sweep reads each of them once.
 
-    A segment with a hole has none: its slots may not all be below any floor. It is examined again
-    after a row of it was rewritten (`forget`). ``delete_below`` is for one thread, ``forget`` for
-    any.
+    A segment with a hole has none: its slots may not all be below any floor. ``delete_below`` is
+    for one thread, ``forget``, after a row was rewritten, for any.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
@@ -364,16 +362,9 @@ class SegmentTops:
     ) -> Iterator[int]:
         """Deletes the leading segments all of whose slots are below ``floor``, never the last.
 
-        One by one: yields the number of each.
-
-        Only leading ones, so that one unbroken run of seqs is left: one that cannot be deleted
-        stays, with all behind it.
-
-        Args:
-            floor: Slots below are finished.
-            note: Called before a segment is deleted, with the number of the next one: it must be
-                durable when this returns.
-            undeletable: What could not be deleted before.
+        One by one: yields the number of each. Only leading ones, so that one unbroken run of seqs
+        is left: one that cannot be deleted stays, with all behind it. `note` is called before a
+        segment is deleted, with the number of the next one: it must be durable when this returns.
         """
         # Listed again each time: meanwhile the wheel may have been cut, and what was last be gone.
         while len(segments := list_segments(self._disk, self._folder)) > 1:
@@ -439,11 +430,7 @@ def _open_read(disk: Disk, folder: Path, segment: int) -> File:
 
 
 def _length_bytes(disk: Disk, folder: Path, segment: int, error: OSError) -> int:
-    """Returns the length of a segment that cannot be opened.
-
-    Raises:
-        OSError: The given one, if even the length is unknown.
-    """
+    """Returns the length of a segment that cannot be opened; raises the given error if unknown."""
     lengths_bytes = dict(disk.list_sizes(folder))
     length_bytes = lengths_bytes.get(layout.index_path(folder, segment).name)
     if length_bytes is None:
@@ -454,8 +441,7 @@ def _length_bytes(disk: Disk, folder: Path, segment: int, error: OSError) -> int
 def _read_around(file: File, offset: int, length: int) -> bytes:
     """Reads rows; those that the medium cannot read become unreadable ones.
 
-    Raises:
-        OSError: Any error but the medium's.
+    Raises any OSError but the medium's.
     """
     try:
         return file.read_at(length, offset)

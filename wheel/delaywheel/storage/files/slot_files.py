@@ -109,11 +109,7 @@ class SlotFiles:
         *,
         keeps_open: bool = False,
     ) -> None:
-        """Opens nothing yet.
-
-        Args:
-            keeps_open: Keep the announcements' file open, for a wheel that is written all the time.
-        """
+        """Opens nothing yet; `keeps_open` the announcements' file if writes never cease."""
         self._folder = folder
         self._keeps_open = keeps_open
         self._announced: File | None = None
@@ -128,12 +124,8 @@ class SlotFiles:
     def places(self, slots: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the offset of each frame of a group: behind all others of its slot.
 
-        Args:
-            slots: Each frame's slot, ascending.
-            edges: Where each frame begins in the group's bytes, and where the last one ends.
-
-        Raises:
-            SlotFull: A slot file would grow beyond what an index row can hold.
+        Slots ascend. The edges say where each frame begins in the group's bytes, and where the last
+        one ends. Raises SlotFull if a slot file would grow beyond what an index row can hold.
         """
         if len(slots) <= FEW_FRAMES:
             return np.array(self._few_places(slots.tolist(), edges.tolist()))
@@ -165,9 +157,6 @@ class SlotFiles:
 
         If the process dies before their rows are written, recovery need not examine all other
         files. Nothing is synced: after a crash of the machine it does examine all of them.
-
-        Raises:
-            OSError: The medium reported an error.
         """
         if self._announced is None:
             path = layout.writing_path(self._folder)
@@ -208,11 +197,7 @@ class SlotFiles:
         return wrote
 
     def write(self, frame: FrameBundle) -> None:
-        """Writes one frame at its place, whatever lies there.
-
-        Raises:
-            OSError: The medium reported an error.
-        """
+        """Writes one frame at its place, whatever lies there."""
         wrote = self._handles.write(self._owner, self._folder, frame, where=Placement.ANYWHERE)
         if wrote.failure is not None:
             raise wrote.failure
@@ -221,8 +206,8 @@ class SlotFiles:
     def reopen(self, slots: Collection[int]) -> None:
         """Reopens the files of these slots by name at the next write.
 
-        A file that is open here may have been deleted from outside: no other process can read what
-        is written to it.
+        One that is open here may have been deleted from outside, and then nobody can read what it
+        gets.
         """
         self._handles.close_slots(self._owner, slots)
 

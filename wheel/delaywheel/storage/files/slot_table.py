@@ -1,11 +1,8 @@
 """The slot table: a summary of a wheel's index by slot, so that the index need not be scanned.
 
-It is a cache beside the index, which stays the authority. The wheel's writer makes it from rows
-that are on the medium, so it may lag behind the index; if deleted or damaged, it is rebuilt. It
-says, for each slot that has frames with seqs up to the head's::
-
-    table/head           up to which seq, and for which hours there are files
-    table/<YYYYMMDDTHH>  3,600 entries of 32 bytes: how many frames, where the last of them ends
+It is a cache beside the index, which stays the authority; docs/FORMAT.md shows its files. The
+wheel's writer makes it from rows that are on the medium, so it may lag behind the index. It says,
+for each slot that has frames with seqs up to the head's, how many, and where the last of them ends.
 
 Each entry proves itself and its slot, and names the frame that it counted last. That may lie beyond
 the head's seq: a refresh has come that far and has not yet changed the head, or never did. So

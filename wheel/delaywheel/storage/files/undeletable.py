@@ -34,9 +34,7 @@ class Undeletable:
     ) -> None:
         """Begins with none.
 
-        Args:
-            now_ms: The monotonic clock.
-            on_refused: Called with each failure, and the pause until the next try.
+        `on_refused` is called with each failure, and the pause until the next try.
         """
         self._now_ms = now_ms
         self._on_refused = on_refused

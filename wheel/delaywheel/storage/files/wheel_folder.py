@@ -90,11 +90,7 @@ def make_wheel(disk: Disk, data: Path, meta: WheelMeta) -> None:
 
 
 def making_wheel(disk: Disk, data: Path, meta: WheelMeta) -> Steps[None]:
-    """Makes the folder of a wheel, which is on the medium at the end.
-
-    Raises:
-        WheelExists: The folder has a wheel of this name.
-    """
+    """Makes the folder of a wheel, which is on the medium at the end; raises WheelExists."""
     folder = layout.wheel_folder(data, meta.wheel)
     if disk.exists(layout.meta_path(folder)):
         raise WheelExists(f"wheel {meta.wheel} was opened before")
@@ -153,10 +149,8 @@ def deleting_wheel(disk: Disk, data: Path, wheel: WheelId, undeletable: Undeleta
     """Deletes an unregistered wheel, including slot files that were not swept yet.
 
     Slot files are deleted first, and durably: beside a missing meta.json nothing would ever delete
-    them. Then meta.json, so that no half wheel is left.
-
-    Raises:
-        OSError: Something of it cannot be deleted; all other slot files are.
+    them. Then meta.json, so that no half wheel is left. Raises OSError if something of it cannot be
+    deleted; all other slot files are.
     """
     folder = layout.wheel_folder(data, wheel)
     for _ in delete_slots_below(disk, folder, NO_SLOT, undeletable):
