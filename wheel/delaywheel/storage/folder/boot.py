@@ -16,11 +16,8 @@ def read_boot_id(data: Path, *, sys: Path = Path("/sys")) -> str:
 
     The kernel makes ``/sys/fs/<type>/<device>`` anew for each mount of ext4, xfs or f2fs, and gives
     it a number that no other file there had since the boot. The number of a mount itself is used
-    again, and differs between containers. Of other file systems only the boot is known.
-
-    Args:
-        data: The data folder, which may not exist yet.
-        sys: Where sysfs lies.
+    again, and differs between containers. Of other file systems only the boot is known. The data
+    folder may not exist yet.
     """
     boot = _BOOT_ID.read_text().strip()
     mount = _mount(data, sys)

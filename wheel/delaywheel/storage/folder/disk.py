@@ -97,8 +97,7 @@ class Folder(Protocol):
     def open(self, name: str) -> File:
         """Opens a file for reading and writing; creates it if missing.
 
-        Raises:
-            FileNotFoundError: The folder was deleted.
+        Raises FileNotFoundError if the folder was deleted.
         """
 
     def close(self) -> None:
@@ -118,16 +117,11 @@ class Disk(Protocol):
     def open(self, path: Path, *, create: bool = False) -> File:
         """Opens for reading and writing; ``create`` creates missing files and folders.
 
-        Raises:
-            FileNotFoundError: It does not exist, and ``create`` is false.
+        Raises FileNotFoundError without it.
         """
 
     def open_read(self, path: Path) -> File:
-        """Opens for reading.
-
-        Raises:
-            FileNotFoundError: It does not exist.
-        """
+        """Opens for reading, or raises FileNotFoundError."""
 
     def open_folder(self, path: Path) -> Folder:
         """Opens a folder; creates it and its parents if missing."""
@@ -150,10 +144,8 @@ class Disk(Protocol):
     def replace_file(self, path: Path, content: bytes, *, beside: Path | None = None) -> None:
         """Replaces a whole small file durably, or leaves the old one.
 
-        Args:
-            content: Its new content.
-            beside: Where it is written before it takes its place, and where the death of the
-                process may leave it; None: beside the file, until it is replaced once more.
+        It is written `beside` before it takes its place, and the death of the process may leave it
+        there; None: beside the file, until it is replaced once more.
         """
 
     def make_folder(self, path: Path) -> None:
@@ -187,11 +179,7 @@ class Disk(Protocol):
         """Returns how many files can still be created; None if there is no such limit."""
 
     def lock(self, path: Path) -> Lock:
-        """Takes the lock file ``path`` until it is released or this process ends.
-
-        Raises:
-            FolderInUseError: Another process has it.
-        """
+        """Takes the lock file until released or this process ends, or raises FolderInUseError."""
 
 
 class _Descriptor:

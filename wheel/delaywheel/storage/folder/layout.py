@@ -1,14 +1,4 @@
-"""Where each file lies in a data folder.
-
-::
-
-    <data>/node.json  lock  dial  server.row  cleaner.row
-    <data>/wheels/<wheel>/meta.json
-    <data>/wheels/<wheel>/index.<n>                        rows n x 65,536 and up
-    <data>/wheels/<wheel>/checkpoint  writing  moving
-    <data>/wheels/<wheel>/table/head  <YYYYMMDDTHH>            of an UTC hour
-    <data>/wheels/<wheel>/slots/<YYYYMMDDTHH>/<second>.slot    UTC hour, Unix second
-"""
+"""Where each file lies in a data folder: docs/FORMAT.md shows the whole of it."""
 
 import re
 from datetime import UTC, datetime

@@ -67,13 +67,10 @@ def open_node_folder(
     boot_id: str,
     make_storage: Callable[[], str] = new_storage,
 ) -> NodeFolder:
-    """Locks a data folder and reads its state, or creates both.
+    """Locks a data folder for a node and reads its state, or creates both.
 
     A changed ``boot_id`` stays in the state for the caller to see and save: it must first make
     durable what may be incomplete.
-
-    Args:
-        node: The node that is to own it.
 
     Raises:
         NodeFolderInUse: Another process has the lock.
@@ -104,11 +101,7 @@ def open_node_folder(
 
 
 def load_node_state(disk: Disk, data: Path) -> NodeState | None:
-    """Reads ``node.json`` without the lock; None if there is none.
-
-    Raises:
-        NodeFileDamaged: It cannot be understood.
-    """
+    """Reads ``node.json`` without the lock, or raises NodeFileDamaged; None if there is none."""
     path = data / "node.json"
     try:
         content = disk.read_file(path)

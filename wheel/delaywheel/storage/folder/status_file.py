@@ -117,11 +117,7 @@ class RowReader(Generic[_T]):
     """A reader of a status file, which need not exist yet."""
 
     def __init__(self, path: Path, decode: Callable[[dict[str, Any]], _T]) -> None:
-        """Opens nothing yet.
-
-        Args:
-            decode: Converts a document: called once for each, however often it is read.
-        """
+        """Opens nothing yet; `decode` is called once for a document, however often it is read."""
         self._path = path
         self._decode = decode
         self._map: memoryview | None = None
@@ -133,10 +129,8 @@ class RowReader(Generic[_T]):
     def read(self) -> _T | None:
         """Returns the newest document; None if none was ever written, or none survived a crash.
 
-        Returns the same object as long as nothing was written.
-
-        Raises:
-            Exception: An error of `decode`, which is raised again by the next call.
+        Returns the same object as long as nothing was written, and raises an error of `decode`
+        again.
         """
         with self._lock:
             for _ in range(_READ_ATTEMPTS):
@@ -188,9 +182,6 @@ def _mapped(path: Path, length_bytes: int, *, writable: bool, allocates: bool = 
     Space is allocated, since a full disk under a map means SIGBUS; but not where no disk is
     involved. So does a sector that cannot be read: the file is read once by calls, which leaves its
     pages in the page cache.
-
-    Raises:
-        OSError: The medium reported an error.
     """
     access = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
     descriptor = os.open(path, access | os.O_CLOEXEC, 0o644)

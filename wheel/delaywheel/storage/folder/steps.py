@@ -14,11 +14,7 @@ Steps: TypeAlias = Generator[None, None, T]
 
 
 def finish(steps: Steps[T], between: Callable[[], object] = lambda: None) -> T:
-    """Runs all remaining steps; returns the result.
-
-    Args:
-        between: Called after each piece: others may want the disk.
-    """
+    """Runs all remaining steps, and `between` after each, as others may want the disk."""
     while True:
         try:
             next(steps)

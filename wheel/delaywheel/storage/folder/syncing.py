@@ -89,19 +89,10 @@ def syncfs() -> Callable[[int], None] | None:
 
 
 class FileSystem:
-    """One file system that is synced as a whole. For any thread.
-
-    Attributes:
-        failures: How many syncs have failed.
-    """
+    """One file system that is synced as a whole, and how many syncs failed. For any thread."""
 
     def __init__(self, descriptor: int, sync: Callable[[int], None]) -> None:
-        """Takes over the descriptor of a file or folder on it.
-
-        Args:
-            descriptor: Closed with this object.
-            sync: See `syncfs`.
-        """
+        """Takes over the descriptor of a file or folder on it; `sync` is `syncfs`, or like it."""
         self._descriptor = descriptor
         self._sync = sync
         self.failures = 0
@@ -125,11 +116,7 @@ class PosixManyFiles:
     """See ``ManyFiles``. For one thread at a time."""
 
     def __init__(self, file_system: FileSystem | None) -> None:
-        """Remembers how many syncs have failed so far.
-
-        Args:
-            file_system: Where the files lie; None: they are always synced one by one.
-        """
+        """Remembers how many syncs have failed so far; None: files are always synced one by one."""
         self._file_system = file_system
         self._known_failures = 0 if file_system is None else file_system.failures
 
