@@ -108,13 +108,12 @@ def lost_behind(
 ) -> int | None:
     """Returns the seq behind which the medium may have lost a segment, or a part; None: it has not.
 
-    Where the index is full to the end of a segment, or has none, the next one may be lost. Frames
-    behind it may also be what a death before their rows left: then nobody was told of them, and it
-    does no harm that they count.
+    Where the index, which must go to `end_seq`, is full to the end of a segment, or has none, the
+    next one may be lost. Frames behind it may also be what a death before their rows left: then
+    nobody was told of them, and it does no harm that they count.
 
     Args:
         known: The checkpoint; without one the first existing segment is the first.
-        end_seq: The index must go this far.
         at_start: What an earlier process wrote is not known.
     """
     lengths = dict(disk.list_sizes(folder))

@@ -41,9 +41,7 @@ def longer_files(
 ) -> Steps[dict[int, int]]:
     """Yields slots whose files hold more than the frames up to a seq, and where those end.
 
-    Args:
-        sizes: Slots and the lengths of their files, hour by hour.
-        safe_seq: Frames up to this are on the medium.
+    Frames up to that seq are on the medium; the files' lengths come hour by hour.
     """
     head = load_head(disk, folder)
     if head.seq > safe_seq:  # the index has lost what the table counts
@@ -88,10 +86,8 @@ def rebuild_rows(
 ) -> Steps[SeqSet]:
     """Rebuilds all rows after the checkpoint from frames; returns the damaged seqs.
 
-    The rows go at least up to ``end_seq``. Memory is bounded, but for one byte a row.
-
-    Raises:
-        OSError: ``must_read``, and the medium does not return a file that may hold later frames.
+    The rows go at least up to ``end_seq``. Memory is bounded, but for one byte a row. With
+    ``must_read``, raises OSError if the medium does not return a file that may hold later frames.
     """
     found = FoundRows(disk, folder, safe_seq)
     unsure: dict[int, int] = {}

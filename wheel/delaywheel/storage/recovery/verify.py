@@ -70,11 +70,7 @@ class Finding:
 
 
 def verify_folder(disk: Disk, data: Path, *, floor: int = 0) -> Iterator[Finding]:
-    """Yields everything that is wrong in a data folder.
-
-    Args:
-        floor: Slots below are finished; their files may be deleted.
-    """
+    """Yields everything that is wrong in a folder, where files below the floor may be deleted."""
     try:
         load_node_state(disk, data)
     except NodeFileDamaged as error:
