@@ -53,7 +53,6 @@ class Handover:
     """
 
     def __init__(self, ours: socket.socket) -> None:
-        """Begins with nothing handed over, on this process' end of a stream socket pair."""
         ours.settimeout(0)
         self._socket = ours
         self._epoll = select.epoll()
@@ -110,7 +109,6 @@ class Handover:
         self._epoll.close()
 
     def _go_on(self) -> None:
-        """Sends and receives as much as possible without blocking."""
         if self.is_broken:
             return
         try:

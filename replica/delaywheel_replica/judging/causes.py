@@ -150,7 +150,6 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
 
 
 def _about_calls(node: str, report: pb.MemberReport) -> Iterator[Cause]:
-    """Yields which calls wait for long."""
     for each in report.waiting_calls:
         if each.longest_ms > SLOW_MS[each.call]:
             longest = about(each.longest_ms)
@@ -161,7 +160,6 @@ def _about_calls(node: str, report: pb.MemberReport) -> Iterator[Cause]:
 
 
 def _about_certificates(node: str, report: pb.MemberReport) -> Iterator[Cause]:
-    """Yields what will keep callers out."""
     if report.certificate_fault:
         yield Cause(
             f"{node} keeps its earlier certificate: {report.certificate_fault}",

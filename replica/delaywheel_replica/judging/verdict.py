@@ -1,13 +1,7 @@
 """Whether a cluster works: the first line of `delaywheel status`, and of the operator's page.
 
-| verdict | when |
-|---|---|
-| `OK` | none of the others |
-| `DEGRADED` | messages are taken and forwarded, and something is wrong |
-| `DOWN` | no node takes messages, or nothing is forwarded: no node leads, the leader rests, |
-|   | or progress has not moved for ten seconds |
-
-A cause stands before what it brings about: the line has room for two.
+docs/STATUS.md says when it is which. A cause stands before what it brings about: the line has room
+for two.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """TLS between nodes: mutual, 1.3, on the same port as plain text while a cluster is switched over.
 
-| `peer_tls` | a peer that dials | this node dials |
-|---|---|---|
-| `off` | plain text | plain text |
-| `accept` | either | plain text |
-| `prefer` | either | TLS; plain text where that is not spoken |
-| `required` | TLS | TLS |
-
-So a running cluster goes from `off` to `prefer` on all nodes, one after the other, and then to
-`required`. `accept` and `required` do not connect: the former dials in plain text.
+docs/SETTINGS.md, `peer_tls`, says who dials how. A running cluster goes from `off` to `prefer` on
+all nodes, one after the other, and then to `required`. `accept` and `required` do not connect: the
+former dials in plain text.
 
 Both ends show a certificate. It must name the host by which `members` knows the node: the dialled
 one's as TLS does it, the dialling one's once its hello says which node it claims to be.

@@ -185,7 +185,6 @@ class Outbox:
 
 
 def _without(count: int, buffers: Sequence[Part]) -> list[Part]:
-    """Returns what is left of these parts after this many bytes."""
     left: list[Part] = []
     for buffer in buffers:
         if count < len(buffer):

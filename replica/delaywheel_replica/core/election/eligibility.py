@@ -61,9 +61,12 @@ def heard_heartbeats(server: ServerStatus, now_ms: int) -> dict[str, Heartbeat]:
 
 @dataclass(frozen=True, slots=True)
 class BrokerClock:
-    """The brokers' wall clock, as read during a candidacy, at `found_ms`.
+    """The brokers' wall clock, as read during a candidacy.
 
-    It is ahead of the own monotonic clock by `least_ms` to `most_ms`.
+    Attributes:
+        least_ms: How far it is ahead of the own monotonic clock, at least.
+        most_ms: And at most.
+        found_ms: When, by the monotonic clock.
     """
 
     least_ms: int
@@ -229,7 +232,6 @@ def _wanted(
 def _clocks_heard(
     server: ServerStatus, heard: Mapping[str, Heartbeat], now_ms: int
 ) -> dict[str, int]:
-    """Returns the present wall clocks of the nodes that are heard."""
     clocks = {}
     for node, heartbeat in heard.items():
         heard_ms = server.peers[node].heard_ms

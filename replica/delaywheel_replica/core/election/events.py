@@ -112,8 +112,7 @@ class ElectionTick:
 class InitsDone:
     """Every transactional id has been inited, but for some that may be done without.
 
-    `last_marks` are ids that this process may do without, as it led last, with the tokens under
-    which they have to be marked still (core/election/id_turns.py).
+    `last_marks` are the tokens of ids that this process used last (`IdTurns.last_marks`).
     """
 
     now_ms: int

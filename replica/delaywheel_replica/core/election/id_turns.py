@@ -1,11 +1,10 @@
 """Which of its transactional ids a leader may use, and which it inits again within its term.
 
 The Kafka client repeats requests, and a copy may be under way when the answer comes. Copies of all
-requests but one are harmless within their transaction: records have sequence numbers, a partition
-is added once, an init only fences. A copy of an EndTxn ends a later transaction of its producer
-epoch in the middle. So after one that may have been repeated, and after a transaction that was
-never ended, nothing follows in that epoch: the id is inited again, which aborts what is open and
-fences all copies. The other ids go on meanwhile.
+requests but one are harmless within their transaction. A copy of an EndTxn ends a later transaction
+of its producer epoch in the middle. So after one that may have been repeated, and after a
+transaction that was never ended, nothing follows in that epoch: the id is inited again, which
+aborts what is open and fences all copies. The other ids go on meanwhile.
 
 | id | what is known of its epoch |
 |---|---|
@@ -16,17 +15,10 @@ fences all copies. The other ids go on meanwhile.
 | RENEWING | it is being inited again |
 | RENEWED | it was inited again; another candidate may have been fenced by that |
 
-| id | transaction | next |
-|---|---|---|
-| SOUND | any | SOUND; LOOSE if its end may have been repeated; ABANDONED if it was not ended; |
-|   |   | TAKEN if it was fenced before its end was asked for |
-| SOUND, LOOSE | its last one has touched a partition that takes nothing by now | ABANDONED, while |
-|   | | another id is SOUND or LOOSE: the next one would wait for that partition |
-| LOOSE | of one record: there is nothing to tear | the same |
-| LOOSE, ABANDONED | none | RENEWING, while another id is SOUND or LOOSE |
-| TAKEN | none | ABANDONED once another id has committed |
-| RENEWING | none | RENEWED; ABANDONED if the init has failed, TAKEN if it was fenced |
-| RENEWED | none | SOUND once another id has committed after the init |
+docs/PROTOCOL.md, "What the client sends again", has what leads from one to the next. Besides, an id
+whose last transaction has touched a partition that takes nothing by now is ABANDONED, while another
+one is SOUND or LOOSE: the next transaction would wait for that partition. A RENEWING id whose init
+was fenced is TAKEN.
 
 Why a RENEWED id has to wait. A candidate inits all ids before it marks any of them. If it inited
 this one before our init, it is fenced here, and would be lost; but it may have marked it, read, led
@@ -65,8 +57,8 @@ topic which ids are LEFT OUT, and a candidate may do without an id that it canno
 So that an outage keeps not all of them, one is reserved: as long as another is sound, it carries no
 message whose partition is closed while any one of its brokers is away (`usable_at_risk`). Before
 such a message goes with the last id that can vouch, that one vouches for renewed ones, and so does
-the reserved one. Once an id is left out, no message goes that might cost the last
-one that can vouch, or the reserved one (`is_scarce`).
+the reserved one. Once an id is left out, no message goes that might cost the last one that can
+vouch, or the reserved one (`is_scarce`).
 
 Why that is safe. Whoever uses such an id again has committed with another id, after its init, that
 the id is not left out. The candidate inits those others, and reads the control topic after that: if
@@ -220,10 +212,9 @@ class IdTurns:
         return LeftOut(self.abandoned, self.unmarked)
 
     def last_marks(self, leaders: Mapping[int, LeaderRecord]) -> dict[int, str]:
-        """Returns what the process of this term may do without once it has ended.
+        """Returns the ids that this process may do without after its term, with the tokens it read.
 
-        That is for each such id the token, of those read as the term began, under which it still
-        has to be marked.
+        Each still has to be marked with that token then.
         """
         return {each: mark.token for each, mark in leaders.items() if each not in self.said}
 

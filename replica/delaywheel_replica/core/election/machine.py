@@ -311,7 +311,6 @@ class Election:
         return lagging_ms + self._config.rank * RANK_MS + chance % RANK_MS
 
     def _call(self, tick: ElectionTick) -> list[Effect]:
-        """Asks the other nodes for votes, if there are any."""
         self._round += 1
         self._asked_ms = tick.now_ms
         self._ready_ms = None
@@ -338,7 +337,6 @@ class Election:
         return []
 
     def _stand(self, tick: ElectionTick) -> list[Effect]:
-        """Begins a candidacy."""
         self._candidacies += 1
         self._token = f"{self._config.run}-{self._candidacies}"
         self._phase = ElectionPhase.INITIALISING

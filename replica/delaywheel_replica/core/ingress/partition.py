@@ -93,15 +93,12 @@ _NEVER: Final = 2**63
 
 @dataclass(slots=True)
 class _Draft:
-    """A step that is being filled."""
-
     passed: int = 0
     next_offset: int = 0
     settled: list[SettledRecord] = field(default_factory=list)
     length_bytes: int = 0
 
     def take(self, settled: SettledRecord, room: TransactionRoom) -> bool:
-        """Adds a settled record if there is room."""
         length_bytes = 0 if settled.taken.record is None else settled.taken.record.length_bytes
         if len(self.settled) >= room.messages:
             return False
@@ -141,7 +138,6 @@ class Intake:
         self._give_up()
 
     def __len__(self) -> int:
-        """Returns how many records are under way."""
         return len(self._taken)
 
     @property
@@ -164,11 +160,7 @@ class Intake:
             self._give_up()
 
     def read(self, records: Iterable[CommittedRecord], position: int) -> None:
-        """Adds committed records that were read, in order.
-
-        `position` is the offset after them, and after transaction markers and gaps. Those before
-        the one so far are skipped.
-        """
+        """Adds committed records in order, and goes on at `position`, behind markers and gaps."""
         for record in records:
             offset = record.place.offset
             if not self.position <= offset < self._last_end:
@@ -294,10 +286,7 @@ class Intake:
                 taken.perhaps_held |= answer is RecordAnswer.UNKNOWN
 
     def bound(self, step: IntakeStep | None = None) -> int | None:
-        """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
-
-        That is after the step of a transaction to be committed; None: as is committed.
-        """
+        """Returns the slot that floor and own seals must not pass, after a step; None: no limit."""
         record = self.record if step is None else step.record
         if not record.announced:
             return None
@@ -420,17 +409,12 @@ class Intake:
 
 
 def _slots_of(taken: Iterable[RecordUnderWay]) -> Counter[int]:
-    """Counts by slot the announced records that have a due."""
     slots = (each.slot for each in taken if each.stage is not Stage.READ)
     return Counter(slot for slot in slots if slot is not None)
 
 
 def begun(record: IngressRecord | None, topic_id: str, rules: IngressRules) -> IngressRecord:
-    """Returns where a new term begins in a partition of which the control record was committed.
-
-    No record: nothing was ever read of it. A recreated topic, with another id of Kafka's, starts
-    from the beginning.
-    """
+    """Returns where a new term begins in a partition: a recreated topic, from the beginning."""
     if record is None or record.topic_id != topic_id:
         return IngressRecord(topic_id, 0, NO_SEQS, rules.levels_ms)
     return record

@@ -1,9 +1,8 @@
 """The place of a record, and the id derived from it.
 
-The id is a UUID of version 8 (RFC 9562): `PLACE_ID_PREFIX`, by which nobody else's ids may begin,
-and BLAKE2b of topic, partition, offset and timestamp. The timestamp is included because a topic
-that was deleted and recreated has the same places again: two records with the same id and due would
-be taken for one.
+docs/PROTOCOL.md, "Ingress", has what the id is made of. The timestamp is in it because a topic that
+was deleted and recreated has the same places again: two records with the same id and due would be
+taken for one.
 """
 
 from hashlib import blake2b

@@ -62,7 +62,6 @@ class TermStep:
     length_bytes: int = 0
 
     def __bool__(self) -> bool:
-        """Whether it carries anything."""
         return bool(self.steps)
 
     @property
@@ -77,7 +76,6 @@ class IngressTerm:
     def __init__(
         self, committed: Mapping[IngressPartition, IngressRecord], rules: IngressRules
     ) -> None:
-        """Begins without partitions, from the control record of each that was ever read."""
         self._waited_for = dict(committed)
         self._rules = rules
         self._intakes: dict[IngressPartition, Intake] = {}
@@ -282,10 +280,7 @@ class IngressTerm:
         self._intakes[handed.at].answered(handed.taken, answer)
 
     def bound(self, step: TermStep | None = None) -> int | None:
-        """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
-
-        That is after the step of a transaction to be committed; None: as is committed.
-        """
+        """Returns the slot that floor and own seals must not pass, after a step; None: no limit."""
         bounds = [
             unread_bound(self._waited_for.values()),
             *(

@@ -1,19 +1,8 @@
 """The duties of a leader: what it commits beside messages in its next transaction.
 
 `duties` examines what is committed, the progress that the transaction will reach, and the nodes'
-reports, and returns the control records that go with the transaction, in this order:
-
-1. the first progress of an empty cluster; w set back at the operator's request, in a transaction
-   without messages;
-2. replaced nodes get their new storage, removed ones `REMOVED`;
-3. frames that no node can read are recorded as lost;
-4. wheels that are no longer written are closed if enough members answered and hold them; if
-   enough answered and too few hold them, the end that was found is committed as its limit;
-5. closed wheels wholly below the floor are unregistered;
-6. ingress partitions: settled offsets, and announcements; that leaders must know half messages;
-7. messages get another due, and earlier decisions are put off or settled; the floor moves;
-8. nodes without a spare of the present members get one, sealed at that floor; and a member that
-   was never given a wheel is entered with its storage.
+reports, and returns the control records that go with the transaction, in the order that
+docs/PROTOCOL.md, "Duties", gives.
 
 Each step sees what the steps before it have changed. A wheel registered in this very transaction
 must not hold back its floor, and its first seal is the floor that the transaction commits. The
@@ -302,8 +291,6 @@ def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
 
 @dataclass(frozen=True, slots=True)
 class _Endings:
-    """Frames that are given up, and wheels that are closed."""
-
     records: list[ControlRecord]
     closings: Mapping[WheelId, Closing]
     ends: Mapping[WheelId, int]
@@ -331,7 +318,6 @@ def _endings(state: ControlState, progress: Progress, situation: Situation) -> _
 def _closings(
     state: ControlState, progress: Progress, situation: Situation
 ) -> dict[WheelId, Closing]:
-    """Returns how far the closing of each wheel is."""
     silent = situation.silent if situation.in_term_ms >= SILENT_MS else frozenset()
     return {
         wheel: closing(

@@ -42,7 +42,7 @@ def silent_nodes(
     """Returns which of these nodes are silent, by the monotonic clock; the local node never is.
 
     A server that has just started has heard no node: what depends on silence must wait until it
-    could have. `required` is R of the cluster as configured.
+    could have.
     """
     ages = ages_ms(server, now_ms)
     hearers = dict.fromkeys(nodes, 0)

@@ -69,7 +69,7 @@ def knows_all(state: ControlState, own: Heartbeat, heard: Mapping[str, Heartbeat
     """Whether a node holds all that had been acknowledged when these heartbeats were sent.
 
     docs/PROTOCOL.md, "Cancel", has in a table what that takes. Who knows of no wheel has yet to
-    read of the first one, or what an earlier life has read. `heard` are the nodes that are heard.
+    read of the first one, or what an earlier life has read.
     """
     everyone = {**heard, own.node: own}
     has_read = bool(state.wheels) and not any(_is_behind(state, each) for each in everyone.values())

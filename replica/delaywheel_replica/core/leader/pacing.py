@@ -116,10 +116,7 @@ class Load:
         return self.partitions - self.partitions_of_half
 
     def _share_ms(self, duration_ms: int, partitions: float, messages: float) -> float:
-        """Returns how much of the time that all took is for this share of the messages.
-
-        `partitions` is how many these alone touch; the share of all is 1.
-        """
+        """Returns how much of the time is for this share of all messages, which is at most 1."""
         for_partitions_ms = duration_ms * partitions / max(1, self.partitions)
         for_bytes_ms = self.length_bytes * messages / LEAST_BYTES_PER_MS
         return min(duration_ms * messages, for_partitions_ms + for_bytes_ms)

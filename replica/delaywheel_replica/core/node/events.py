@@ -364,10 +364,7 @@ class DeleteWheel:
 
 @dataclass(frozen=True, slots=True)
 class VerifyWheel:
-    """Recover a wheel of an earlier life; answer Verified.
-
-    Its folder may have lost how it is registered, hence the record.
-    """
+    """Recover a wheel of an earlier life, whose folder may lack its record; answer Verified."""
 
     wheel: WheelId
     record: WheelRecord | None = field(default=None, repr=False, compare=False)
@@ -420,7 +417,8 @@ Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | Alone
 def divide(effects: Iterable[Effect]) -> tuple[list[Effect], list[Effect], list[Effect]]:
     """Divides effects by how they are carried out, each part in order.
 
-    These are done at once; follow one another, none after one that failed; or stand for themselves.
+    The parts are: what is done at once, what follows one another (none after one that failed), and
+    what stands for itself.
     """
     at_once: list[Effect] = []
     awaited: list[Effect] = []

@@ -35,10 +35,7 @@ from delaywheel_replica.core.protocol.messages import Fetch, Frames, Gossip, Lac
 
 
 def check(sender: str, message: PeerMessage) -> None:
-    """Refuses a message whose parts do not go together, whatever the state of its sender.
-
-    Raises MalformedError: it must not be processed any further.
-    """
+    """Refuses a message whose parts do not go together, whoever sent it; raises MalformedError."""
     match message:
         case Gossip():
             if message.heartbeat.node != sender:
@@ -57,10 +54,7 @@ def check(sender: str, message: PeerMessage) -> None:
 
 
 def tempered(heartbeat: Heartbeat, most_slot: int) -> Heartbeat:
-    """Returns the heartbeat without seals or floors that cannot have been promised by now.
-
-    None can be above the own clock less the late window.
-    """
+    """Returns the heartbeat with seals and floors lowered to the own clock less the late window."""
     too_late = {
         wheel: replace(reported, seal_slot=most_slot)
         for wheel, reported in heartbeat.wheels.items()

@@ -351,8 +351,6 @@ def _items(kinds: Iterable[Any], make: Callable[[Iterable[Any]], Any]) -> _Codec
 
 
 class _Field(NamedTuple):
-    """A field of a dataclass."""
-
     name: str
     load: _Load
     is_plain: bool

@@ -159,7 +159,6 @@ class WheelRecord:
     limit: Natural = 0
 
     def __post_init__(self) -> None:
-        """Checks that the wheel has W members; raises ValueError."""
         if self.min_insync > len(self.members):
             raise ValueError(f"min_insync {self.min_insync} of {len(self.members)}")
 
@@ -179,15 +178,11 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """Up to where frames are lost."""
-
     last_seq: Positive
 
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """The version of these records that a reader has to know."""
-
     version: Positive
 
 
@@ -292,9 +287,9 @@ class ControlState:
         return frozenset(index for index, mark in self.leaders.items() if mark.token == token)
 
     def leader(self, ids: int, *, without: AbstractSet[int] | None = None) -> Leader | None:
-        """Returns the one candidate whose token is the newest with every id but those of `without`.
+        """Returns the one candidate whose token is the newest with every id.
 
-        Without those of which the leader has no mark, if that is None.
+        Ids in `without` do not count; None: those of which the leader has no mark.
         """
         without = self.left_out.unmarked if without is None else without
         records = [self.leaders.get(index) for index in range(ids) if index not in without]

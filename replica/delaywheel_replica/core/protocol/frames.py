@@ -80,20 +80,17 @@ class FrameSet(AbstractSet[FrameName]):
         return f"FrameSet({[f'{w}: {first}..{last}' for w, first, last in self.ranges()]})"
 
     def __or__(self, other: Iterable[Any]) -> "FrameSet":
-        """Returns the union."""
         added = _frames(other)
         joined = {wheel: self.seqs(wheel) | seqs for wheel, seqs in added._seqs.items()}
         return self.of_wheels({**self._seqs, **joined}) if joined else self
 
     def __sub__(self, other: AbstractSet[Any]) -> "FrameSet":
-        """Returns the difference."""
         gone = _frames(other)
         if not (self._seqs and gone):
             return self
         return self.of_wheels({w: seqs - gone.seqs(w) for w, seqs in self._seqs.items()})
 
     def __and__(self, other: AbstractSet[Any]) -> "FrameSet":
-        """Returns the intersection."""
         shared = _frames(other)
         return self.of_wheels({w: seqs & shared.seqs(w) for w, seqs in self._seqs.items()})
 

@@ -37,7 +37,6 @@ class Histogram:
     sum_us: Natural
 
     def __post_init__(self) -> None:
-        """Checks that counts and bounds fit; raises ValueError."""
         if len(self.counts) != len(self.bounds_us) + 1:
             raise ValueError(f"counts: {len(self.counts)} for {len(self.bounds_us)} bounds")
         if any(low >= high for low, high in pairwise(self.bounds_us)):

@@ -1,13 +1,8 @@
 """Messages that were given another due: what is committed about them, and what nodes exchange.
 
-A message is its topic, its id and its due. Rescheduling it withdraws (topic, id, due) and accepts
-(topic, id, to) with the same content, both or neither: one control record decides it, and stays
-until frames express the same (core/leader/rescheduling.py).
-
-The frames contain a cancel of the message with a *mark* beside it: a cancel of a message that does
-not exist, whose id is made of topic, id and due, and of the new due. So a reader that finds the
-cancel knows that the message was rescheduled, and to which due; of several marks the latest due is
-the newest, as a message is put off to later ones alone.
+docs/PROTOCOL.md, "Another due", says what it means, and what a *mark* beside a cancel is. A reader
+that finds the cancel knows by it that the message was rescheduled, and to which due; of several
+marks the latest due is the newest, as a message is put off to later ones alone.
 """
 
 import re

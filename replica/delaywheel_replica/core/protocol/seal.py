@@ -1,16 +1,8 @@
 """Seals: an origin's promises to write nothing more for slots below a given one.
 
-A seal (s, q) says: no frame of mine beyond seq q is for a slot below s. Since q is the last seq
-written when it is given, a node that has the wheel up to q has everything that will ever be in it
-below s. That lets the floor pass, and lets slot files be deleted while their wheel is open.
-
-Invariants:
-- s never decreases, whatever the clocks do, restarts included (a spare's seal is saved before
-  it is reported).
-- A seal changes only when s moves: of two seals with the same s, the earlier has the smaller q
-  and promises more.
-- A frame's slot is checked against the seal when the frame gets its seq, not when its request
-  arrives.
+docs/PROTOCOL.md, "Seals", says what a seal (s, q) promises, and what moves it. A node that has the
+wheel up to q has everything that will ever be in it below s. That lets the floor pass, and lets
+slot files be deleted while their wheel is open.
 """
 
 from dataclasses import dataclass

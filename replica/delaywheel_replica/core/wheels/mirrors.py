@@ -179,7 +179,6 @@ def judge(
 
 
 def _missing(bundle: FrameBundle, missing: SeqSet, closed_at: int | None) -> FrameBundle:
-    """Returns the missing frames, up to the end."""
     last_seq = bundle.last_seq if closed_at is None else min(bundle.last_seq, closed_at)
     missing = missing.within(bundle.first_seq, last_seq)
     if not missing:
@@ -212,7 +211,6 @@ class _WaitingFrames:
         return bool(self._messages)
 
     def put(self, sender: str, frames: Frames) -> None:
-        """Queues a message, or drops it."""
         length_bytes = frames.frames.length_bytes
         is_too_long = self._length_bytes + length_bytes > WAITING_BYTES
         if self._frames >= self._max_frames or (self._messages and is_too_long):
@@ -222,7 +220,6 @@ class _WaitingFrames:
         self._length_bytes += length_bytes
 
     def take(self) -> tuple[str, Frames]:
-        """Removes and returns the oldest message."""
         sender, frames, length_bytes = self._messages.popleft()
         self._frames -= len(frames.frames)
         self._length_bytes -= length_bytes
@@ -515,7 +512,6 @@ class Mirrors:
         return behind if held is None else held.missing | behind
 
     def _wheels(self) -> list[WheelId]:
-        """Returns the wheels that may be wanted."""
         registry = self._known.registry
         wheels = set(self._inventory)
         if registry is not None:

@@ -258,7 +258,6 @@ class Replication:
         )
 
     def _is_wanted(self, mirror: _Mirror) -> bool:
-        """Whether this mirror may be in the in-sync set."""
         if mirror.disk_out:
             return False
         return not mirror.drains or len(self.in_sync) - mirror.in_sync < self._min_insync

@@ -28,7 +28,6 @@ class Verifying:
     """The wheels of one node that are not verified yet."""
 
     def __init__(self, wheels: Iterable[WheelId], pending: PendingEffects) -> None:
-        """Begins with the wheels found at the start, and no verification under way."""
         self.wheels = frozenset(wheels)
         self._pending = pending
         self._not_before_ms: dict[WheelId, int] = {}

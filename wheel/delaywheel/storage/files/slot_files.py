@@ -51,12 +51,10 @@ class _Ends:
         self._hours: dict[int, NDArray[np.int64]] = {}
 
     def of_one(self, slot: int) -> int:
-        """Returns the end of a single slot."""
         known = self._hours.get(slot // layout.SECONDS_PER_HOUR)
         return 0 if known is None else int(known[slot % layout.SECONDS_PER_HOUR])
 
     def of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the ends of ascending slots."""
         ends = np.zeros(len(slots), np.int64)
         for hour, begin, end in _hours_of(slots):
             known = self._hours.get(hour)
@@ -88,7 +86,6 @@ class _Ends:
 
 
 def _hours_of(slots: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Yields each hour of ascending slots, with the range of its slots."""
     hours = slots // layout.SECONDS_PER_HOUR
     begins = [0, *((hours[1:] != hours[:-1]).nonzero()[0] + 1).tolist(), len(slots)]
     for begin, end in pairwise(begins):
@@ -109,7 +106,7 @@ class SlotFiles:
         *,
         keeps_open: bool = False,
     ) -> None:
-        """Opens nothing yet; `keeps_open` the announcements' file if writes never cease."""
+        """Opens nothing yet; `keeps_open`: the announcements' file, for a wheel always written."""
         self._folder = folder
         self._keeps_open = keeps_open
         self._announced: File | None = None

@@ -191,7 +191,6 @@ class _Descriptor:
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """See ``File`` and ``Folder``."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -54,7 +54,6 @@ class RowWriter:
     """The one writer of a row."""
 
     def __init__(self, path: Path) -> None:
-        """Continues with an existing file, or creates it."""
         self._path = path
         if path.parent == _DESCRIPTORS:
             length = 2 * MAX_HALF_LENGTH_BYTES

@@ -122,11 +122,9 @@ class FrameBundle:
         )
 
     def __len__(self) -> int:
-        """The number of frames."""
         return len(self.seqs)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both bundles hold the same frames."""
         if not isinstance(other, FrameBundle):
             return NotImplemented
         return (

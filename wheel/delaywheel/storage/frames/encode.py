@@ -62,7 +62,6 @@ class EncodedGroup:
     order: NDArray[np.intp]
 
     def __len__(self) -> int:
-        """The number of frames."""
         return len(self.slots)
 
 
@@ -204,7 +203,6 @@ class _FramePieces:
     def joined(
         self, *, wheel_hash: int, first_seq: int, accepted_at_ms: int
     ) -> tuple[NDArray[np.int64], bytearray]:
-        """Returns the edges of all frames, and their bytes."""
         headers = self._headers
         self._add_columns()
         self._add_topics()
@@ -288,7 +286,6 @@ class _FramePieces:
         self._pieces.append(pieces)
 
     def _add_topics(self) -> None:
-        """Adds each frame's dictionary."""
         topics = self._topics
         entries = [topic_entry(topic) for topic in self._columns.topics]
         members, edges = topics.members.tolist(), topics.edges.tolist()

@@ -156,10 +156,7 @@ def index_row_of(frame: Frame, offset: int) -> bytes:
 
 
 def index_rows_of_headers(headers: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
-    """Returns the rows of frames from their headers (``HEADER``) and offsets.
-
-    Raises FrameDamaged if one of these headers belongs to no frame.
-    """
+    """Returns the rows of frames from headers (``HEADER``) and offsets, or raises FrameDamaged."""
     kinds = headers["kind"].astype(np.int64)
     unfit = (kinds < 1) | (kinds >= len(_MOST_ROWS))
     unfit |= headers["messages"] > _MOST_ROWS[np.where(unfit, 0, kinds)]

@@ -159,7 +159,6 @@ def each_row(rows: NDArray[Any]) -> list[IndexRow]:
 
 
 def _rows_of(word: int) -> tuple[int, Kind]:
-    """Returns the number of a frame's rows, and their kind."""
     if word < _NAMES_BIT:
         return word & _COUNT_MASK, Kind.MESSAGES
     if not word & _SAYS_BIT:

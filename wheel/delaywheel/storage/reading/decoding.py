@@ -68,7 +68,6 @@ class FrameBatch:
         )
 
     def __len__(self) -> int:
-        """The number of frames."""
         return len(self.seqs)
 
     def ids(self) -> "IdBatch":
@@ -301,7 +300,6 @@ class _Frames:
         return Columns.of_names(self._dues_ms(at.dues), self._ids(at.ids), *topics)
 
     def _columns_at(self) -> "_ColumnPlaces":
-        """Returns where the columns of the frames begin."""
         counts, flags = self.counts, self._headers["flags"]
         has_timestamps = (flags & HAS_TIMESTAMPS) != 0
         has_partitions = (flags & HAS_PARTITIONS) != 0
@@ -388,7 +386,6 @@ class _Frames:
         return starts[:-1] + np.repeat(blobs_at - edges[:-1], self.counts)
 
     def _topics_at(self) -> NDArray[np.int64]:
-        """Returns where the dictionaries begin."""
         at: NDArray[np.int64] = self._begins + HEADER_LENGTH_BYTES + self._headers["columns_length"]
         return at
 

@@ -79,16 +79,12 @@ _UNREAD: Final = np.dtype([("wheel", "<u4"), ("seq", "<i8"), ("row", INDEX_ROW)]
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """How far a wheel was followed."""
-
     seq: int
     holes: SeqSet  # rows without a frame, wherever the frames lie
 
 
 @dataclass(slots=True)
 class _KeptSecond:
-    """A second that is kept."""
-
     rows: int
     damaged: set[tuple[WheelId, int]]  # frames that could not be read
 
@@ -159,7 +155,6 @@ class IdIndex:
         """How many seconds were read as a whole."""
 
     def __len__(self) -> int:
-        """The number of seconds that are kept."""
         return len(self._seconds)
 
     def __contains__(self, slot: int) -> bool:
@@ -287,7 +282,6 @@ class IdIndex:
         return read
 
     def _add(self, batch: IdBatch) -> None:
-        """Adds new frames of seconds that are kept."""
         self._ids.add(batch)
         slots, counts = np.unique(batch.due_ms // 1000, return_counts=True)
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
@@ -416,7 +410,6 @@ class _Journal:
         ]
 
     def clear(self) -> None:
-        """Removes everything."""
         self._count = self._unread = 0
         self._wheels.clear()
 

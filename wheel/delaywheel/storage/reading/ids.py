@@ -83,7 +83,6 @@ class FoundIds:
     due_ms: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """The number of rows."""
         return len(self.seqs)
 
     def each(self) -> Iterator[tuple[int, WheelId, int, int, Kind, int]]:
@@ -120,8 +119,6 @@ NONE_FOUND: Final = FoundIds(_NONE, np.empty(0, np.object_), _NONE, _NONE, _NONE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IdRows:
-    """Rows as columns of the same length."""
-
     firsts: _Numbers  # the first half of each id
     lasts: _Numbers  # the last half
     slots: NDArray[np.uint32]
@@ -176,7 +173,6 @@ class Ids:
         self._topics: dict[str, int] = {}  # likewise
 
     def __len__(self) -> int:
-        """The number of rows."""
         return self._count
 
     def add(self, batch: IdBatch, only: SoughtIds | None = None) -> int:

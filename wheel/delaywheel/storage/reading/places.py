@@ -378,7 +378,6 @@ class _RowsBehind:
         self._first_seq = seq + 1
 
     def follow(self, last_seq: int) -> None:
-        """Reads rows up to this seq."""
         missing = last_seq + 1 - self._first_seq - self._count
         if missing <= 0:
             return

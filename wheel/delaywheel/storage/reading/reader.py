@@ -120,10 +120,7 @@ class WheelReader:
     def __init__(
         self, disk: Disk, data: Path, wheel: WheelId, *, opened: OpenIndexes | None = None
     ) -> None:
-        """Opens nothing yet.
-
-        `opened` is shared by all readers of a thread, and bounds how many files they keep open.
-        """
+        """Opens nothing yet; what all readers of a thread have open is bounded together."""
         self._disk = disk
         self._folder = layout.wheel_folder(data, wheel)
         self._index = IndexReader(disk, self._folder, opened=opened)
@@ -633,7 +630,6 @@ def _piece(
 
 
 def _short(content: memoryview) -> FrameDamaged:
-    """Returns what is wrong with a frame that ends with its file."""
     try:
         decode_header(content, available_bytes=len(content))
     except FrameDamaged as damage:
@@ -664,14 +660,11 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _FramesAsked:
-    """The frames of a slot to read."""
-
     from_seq: int
     up_to_seq: int
     kind: Kind | None
 
     def of(self, places: Places) -> Places:
-        """Returns the wanted ones among these frames."""
         seqs, rows = places
         wanted = (seqs >= self.from_seq) & (seqs <= self.up_to_seq)
         if self.kind is not None:

@@ -184,10 +184,7 @@ def lying_in_files(
 def rows_in_file(
     disk: Disk, folder: Path, wheel: WheelId, slot: int, seqs: SeqSet
 ) -> dict[int, bytes]:
-    """Returns the index rows of those of these frames that lie intact in one slot's file.
-
-    Raises OSError if the file cannot be read.
-    """
+    """Returns the index rows of those of these frames that lie intact in one slot's file."""
     try:
         file = disk.open_read(layout.slot_path(folder, slot))
     except FileNotFoundError:

@@ -39,10 +39,7 @@ HourSizes = tuple[int, list[tuple[int, int]]]
 def longer_files(
     disk: Disk, folder: Path, sizes: Iterable[HourSizes], safe_seq: int
 ) -> Steps[dict[int, int]]:
-    """Yields slots whose files hold more than the frames up to a seq, and where those end.
-
-    Frames up to that seq are on the medium; the files' lengths come hour by hour.
-    """
+    """Yields slots whose files hold more than the frames up to a seq, and where those end."""
     head = load_head(disk, folder)
     if head.seq > safe_seq:  # the index has lost what the table counts
         disk.delete(layout.table_head_path(folder))

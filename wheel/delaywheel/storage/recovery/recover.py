@@ -196,7 +196,6 @@ def recovering(
 
 
 def _first_seq(disk: Disk, folder: Path) -> int:
-    """Returns the first seq of the first existing segment."""
     return min(list_segments(disk, folder), default=0) * ROWS_PER_SEGMENT + 1
 
 

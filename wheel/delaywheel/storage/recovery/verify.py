@@ -152,7 +152,6 @@ def _verify_slot(
 
 
 def _size(disk: Disk, path: Path) -> int:
-    """Returns the length of a file; 0 if it does not exist."""
     try:
         file = disk.open_read(path)
     except FileNotFoundError:

@@ -93,7 +93,6 @@ class Dial:
         self._count(np.add, index_rows, places)
 
     def _add_few(self, index_rows: NDArray[Any]) -> None:
-        """Counts few frames one by one."""
         table = self._table
         for row in each_row(index_rows):
             place = row.slot % len(table)
@@ -179,7 +178,6 @@ class Dial:
         return places
 
     def _add_entries(self, slots: NDArray[np.int64], entries: NDArray[Any]) -> None:
-        """Counts a wheel's slots, given as entries of its slot table."""
         places = self._taken_by(slots)
         has_row = self._table["slot"][places] == slots
         places, entries = places[has_row], entries[has_row]

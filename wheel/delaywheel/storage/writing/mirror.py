@@ -417,7 +417,6 @@ class MirrorWheel:
         self._searched_but = {slot: seqs for slot, seqs in searched_but.items() if seqs}
 
     def _damage(self, seq: int) -> DamagedFrame | None:
-        """Returns the fault of a frame that has a row."""
         _, damaged = self.reader.bundle(seq, seq, floor=self.floor)
         return damaged
 
@@ -578,7 +577,6 @@ class MirrorWheel:
             self._slots.write(FrameBundle.of_copies([copy]))
 
     def _count(self, bundle: FrameBundle) -> None:
-        """Counts frames that are appended."""
         self._note_rows(bundle)
         if self._dial is not None:
             self._dial.add(bundle.rows if bundle.is_whole else bundle.rows[bundle.has_content])
@@ -590,7 +588,6 @@ class MirrorWheel:
         self.not_counted -= SeqSet.where(first_seq, ~is_hole(rows))
 
     def _note_rows(self, bundle: FrameBundle) -> None:
-        """Notes frames that now have rows."""
         rows = bundle.rows
         lengths = rows["length"].tolist()
         self.top_slot = max([self.top_slot, *compress(rows["slot"].tolist(), lengths)])
@@ -707,7 +704,6 @@ class MirrorWheel:
         self._note_missing(bad - self._missing.seqs)
 
     def _note_missing(self, seqs: SeqSet) -> None:
-        """Durably notes frames that cannot be read."""
         if not seqs:
             return
         self._missing.add(seqs)

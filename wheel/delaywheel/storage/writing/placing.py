@@ -18,10 +18,7 @@ from delaywheel.storage.reading.reader import WheelReader
 
 
 class MissingFrames:
-    """The unreadable frames of a copy, for the threads that write and sync it.
-
-    The set is replaced as a whole.
-    """
+    """A copy's unreadable frames, for the threads that write and sync it; replaced as a whole."""
 
     def __init__(self) -> None:
         self.seqs = NO_SEQS

@@ -114,7 +114,6 @@ def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:
 
 
 def _by_segment(rows: dict[int, bytes]) -> dict[int, dict[int, bytes]]:
-    """Returns rows, given by seq, by segment and place."""
     by_segment: dict[int, dict[int, bytes]] = defaultdict(dict)
     for seq, row in rows.items():
         segment, place = divmod(seq - 1, ROWS_PER_SEGMENT)
@@ -152,7 +151,6 @@ def move_rows(disk: Disk, folder: Path, rows: dict[int, bytes], *, extends: bool
 
 
 def _rewrite(disk: Disk, folder: Path, rows: dict[int, bytes]) -> None:
-    """Writes these rows durably."""
     for segment, places in _by_segment(rows).items():
         with suppress(FileNotFoundError):  # deleted meanwhile: finished
             file = disk.open(layout.index_path(folder, segment))

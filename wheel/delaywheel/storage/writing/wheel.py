@@ -167,10 +167,7 @@ class OriginWheel:
         self._encode(columns, kind, accepted_at_ms=0)
 
     def sync(self) -> None:
-        """Returns when everything appended is on the medium.
-
-        Raises WheelBroken if the medium reported an error; what it holds is unknown.
-        """
+        """Returns when everything appended is on the medium, or raises WheelBroken."""
         with self._sync_lock:
             # Not before the lock: its last holder may have met the error that concerns us too.
             self._refuse_if_broken()
