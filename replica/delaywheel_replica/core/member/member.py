@@ -160,7 +160,6 @@ class Member:
     """The state machine of one node's server."""
 
     def __init__(self, config: MemberConfig, started: Started) -> None:
-        """Begins with what the data folder has."""
         self._known = known = Known(config, started.state, started.now_ms)
         self._pending = pending = PendingEffects()
         self._hearing = hearing = HeardHeartbeats(config)

@@ -54,7 +54,6 @@ class Inventory:
     """What one node holds."""
 
     def __init__(self, held: Mapping[WheelId, HeldWheel]) -> None:
-        """Begins with what recovery found."""
         self._lost = NO_FRAMES
         # In order.
         self._wheels = {
@@ -66,7 +65,6 @@ class Inventory:
         return wheel in self._wheels
 
     def __iter__(self) -> Iterator[WheelId]:
-        """All wheels, in order."""
         return iter(self._wheels)
 
     def get(self, wheel: WheelId) -> HeldWheel | None:
