@@ -22,12 +22,11 @@ _DURATION = re.compile(r"(?=.)" + "".join(f"(?:([0-9]{{1,9}}){unit})?" for unit 
 def duration_ms(text: str) -> int:
     """Parses a duration such as `250ms`, `30s`, `1h30m` or `7d`: large units first, each once.
 
+    Raises ValueError for any other text.
+
     Example:
         >>> duration_ms("30s"), duration_ms("1h30m")
         (30000, 5400000)
-
-    Raises:
-        ValueError: The text is not such a duration.
     """
     match = _DURATION.fullmatch(text)
     if match is None:

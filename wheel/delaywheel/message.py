@@ -328,13 +328,6 @@ class Result(NamedTuple):
             with this topic, id and due that was cancelled, or had other contents: this is the
             first, or the same again. False: it has no such id, was not accepted, or the node could
             not look in time, or not everywhere: then `Client.get` says later what there is.
-
-    Example:
-        Examine results one by one, or raise the first error::
-
-            for result in client.produce_many(messages):
-                print(result.handle or result.error)
-            handles = [result.unwrap() for result in client.produce_many(messages)]
     """
 
     message: Message

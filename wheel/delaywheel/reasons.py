@@ -452,12 +452,5 @@ class Reason(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> "Reason | None":
-        """Returns the reason of this name; None if only a newer server knows it.
-
-        Example:
-            >>> Reason.of("NO_WHEEL")
-            <Reason.NO_WHEEL: 'NO_WHEEL'>
-            >>> Reason.of("OF_TOMORROW") is None
-            True
-        """
+        """Returns the reason of this name; None if only a newer server knows it."""
         return cls.__members__.get(text)

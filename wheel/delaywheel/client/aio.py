@@ -213,14 +213,6 @@ class AsyncClient:
         """Queues one message, to be sent in the background; see `Client.produce_async`.
 
         Awaiting it waits for room in the queue; await what it returns to get the handle.
-
-        Example:
-            ::
-
-                pending = [
-                    await client.produce_async("orders", text, level="10m") for text in texts
-                ]
-                handles = [await one for one in pending]
         """
         self._fork_guard.check()
         message = Message(topic, value, clock=self._clock, **options)

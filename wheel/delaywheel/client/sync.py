@@ -269,12 +269,6 @@ class Client:
 
         They are split into requests of at most 1,000 messages and 2 MiB, with `Queue.in_flight` of
         them under way at once. Each message is accepted or refused separately.
-
-        Example:
-            ::
-
-                reminders = [Message("orders", text, level="10m") for text in texts]
-                failed = [result for result in client.produce_many(reminders) if result.error]
         """
         self._check_open()
         many, deadline_s = checked_messages(messages), self._deadline_s(timeout)
@@ -315,12 +309,6 @@ class Client:
 
         Its outcome CANCELLED means that it is never delivered. Cancels that threads wait for at the
         same time are sent together. After CANCEL_UNKNOWN it may have an effect: ask again.
-
-        Example:
-            ::
-
-                if client.cancel(handle).outcome is CancelOutcome.TOO_LATE:
-                    ...
         """
         self._check_open()
         message = message_ref(handle, topic, id, due)
@@ -366,12 +354,6 @@ class Client:
         After RESCHEDULE_UNKNOWN, or without an answer in time, it may have an effect: ask again
         with the same `to`. (What was asked for with a `delay` keeps the first due that was
         written.)
-
-        Example:
-            ::
-
-                later = client.reschedule(handle, delay="1h")
-                client.cancel(later.handle)
         """
         self._check_open()
         new = new_due(message_ref(handle, topic, id, due), to, delay, self._clock)
@@ -387,17 +369,6 @@ class Client:
 
         1,000 are named in one request. Returns what became of each, in order: examine `error`, or
         `unwrap` it. MessageInvalidError: a handle or a due is invalid, and nothing was sent.
-
-        Args:
-            dues: The messages' handles with their new dues, or delays from now; 1,000 are named
-                in one request.
-            timeout: Seconds for all attempts.
-
-        Returns:
-            What became of each, in order; examine `error`, or `unwrap` it.
-
-        Raises:
-            MessageInvalidError: A handle or a due is invalid; nothing was sent.
 
         Example:
             ::
@@ -420,12 +391,6 @@ class Client:
 
         Its cost grows with what is pending between `due_from` and `due_to`: there is no index. The
         timeout applies to each page.
-
-        Example:
-            ::
-
-                for message in client.search("orders", key=b"42").messages:
-                    client.cancel(message.handle)
         """
         self._check_open()
         return finished(self._operations.search(topic, limit, timeout, options))

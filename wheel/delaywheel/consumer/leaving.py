@@ -42,10 +42,8 @@ class BatchItemError(Exception):
     """Raised in a batch's `with` block: one message failed, and the handling stopped there.
 
     Those before it are done; it is retried or dead by the exception that this one was raised from;
-    those after it are handed out again, their attempt not counted.
-
-    Args:
-        item: The message, or its index in the batch.
+    those after it are handed out again, their attempt not counted. `item` is the message, or its
+    index in the batch.
 
     Example:
         ::

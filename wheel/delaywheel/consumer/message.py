@@ -147,10 +147,8 @@ class Settlement(NamedTuple):
 
     Attributes:
         due_ms: When it comes back, if it does.
-        order: Records for the order topic.
         answers: Records with the answer about a half, for the service; they may be left out.
         why: What a line in the log says about it.
-        reason: The reason of a dead letter.
         whole: A dead letter with all its parts, of which `record` has what its topic takes.
         omitted: Which parts are left out for want of room, one of `OMISSIONS`.
         is_measured: Whether its topic was asked what it takes after they were left out.

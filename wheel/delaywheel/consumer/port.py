@@ -104,7 +104,6 @@ class TransactionFailure(NamedTuple):
     """Why a transaction is not committed, or perhaps not: call `renew_producer` then.
 
     Attributes:
-        text: In Kafka's words.
         is_refusal: It is certainly not committed, since a topic does not take one of its records.
         is_forbidden: These credentials lack a right that it needs.
         has_begun_to_end: Its end was requested, so it may be committed.

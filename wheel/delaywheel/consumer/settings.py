@@ -73,8 +73,6 @@ class GroupOptions(TypedDict, total=False):
         retry: Where a function of message and error raises, or returns no delay, the default
             counts.
         jitter: By how much of itself a delay becomes longer at most. Not for `retry(after=…)`.
-        max_held_bytes: How much may be held, in hand or not, before fetching pauses.
-        max_held: The same as a number of records.
         instance: A name that no other consumer of the group has, and that this one keeps over
             restarts (a static member, in Kafka's words). After a crash it gets its partitions back
             at once, and transactions it had begun are ended at once; but other consumers get its
@@ -105,16 +103,6 @@ class Options(GroupOptions, total=False):
     """Options of a consumer besides its topics, group and Kafka: these, and `GroupOptions`.
 
     docs/CONSUMER_REFERENCE.md, "Settings", says what each means, and its default.
-
-    Attributes:
-        dead_on: Exceptions that are not retried, even if `retry_on` includes them. Any that neither
-            has is raised out of the `with` block, and the record stays unsettled.
-        route: Patterns for the header `routingkey`; other records are skipped.
-        expired: What becomes of records whose time to live has passed: skipped, or dead letters.
-        max_away_bytes: With `ordered`, how much may be held about records that are to come back
-            before reading of the source topics pauses.
-        lost_after: With `ordered`, how long after its due a retried record is waited for that does
-            not come back. Then its key goes on without it.
     """
 
     cluster: str | None

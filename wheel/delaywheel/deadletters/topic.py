@@ -63,14 +63,6 @@ class DeadLetterTopic:
 
     One call at a time. `replay` and `drop` of several processes exclude one another: the later one
     continues, the earlier one ends with OVERTAKEN.
-
-    Example:
-        ::
-
-            with DeadLetterTopic(dead_letter_topic("main"), {"bootstrap.servers": "…"}) as topic:
-                for letter, state in topic.letters(Selection(topic="orders")):
-                    print(letter.place, letter.reason, state)
-                topic.replay(Selection(topic="orders", reason="TOPIC_MISSING"))
     """
 
     def __init__(

@@ -169,13 +169,6 @@ class MemoryService:
         """Returns a trace for clients and consumers, whose events are in `traced` at once.
 
         The options are those of `delaywheel.trace.Trace`, without Kafka and cluster.
-
-        Example:
-            ::
-
-                with service.client(trace=service.trace()) as client:
-                    client.produce("orders", b"still there?", delay="5s")
-                assert service.traced[0]["status"] == "ACCEPTED"
         """
         chosen = TraceOptions(**options)
         return EventReports(MemoryTrace(self.traced, chosen), chosen)
@@ -216,12 +209,6 @@ class MemoryService:
         """Returns a consumer in memory with the topics, group and options of a program's own.
 
         Put in its place, it gets the handlers that the program has for that.
-
-        Example:
-            ::
-
-                monkeypatch.setattr(billing, "consumer", service.in_memory(billing.consumer))
-                billing.main()
         """
         settings = replace(consumer.settings, topics=copy(consumer.settings.topics))
         if isinstance(consumer, AsyncRetryConsumer):
@@ -253,15 +240,6 @@ class MemoryService:
         """Returns what has a program's own checker answer for half messages, as Kafka would.
 
         The checker is made as the program makes it, with any address and cluster: neither is used.
-
-        Example:
-            ::
-
-                checks = service.half_checker(Shop(group="shop", bootstrap="-", cluster="-"))
-                client.begin("orders", b"never committed", group="shop", hold="3s")
-                service.advance("3s")
-                checks.run()
-                assert checks.counts.done == 1
         """
         return MemoryHalfChecker(self, checker)
 

@@ -23,11 +23,7 @@ class BatchInvalidError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHead:
-    """What the events of a batch have in common: docs/TRACE.md has the fields.
-
-    A later version may have other kinds than `schema.EventKind`, and other fields: those are the
-    `rest`.
-    """
+    """What the events of a batch have in common; docs/TRACE.md has the fields, `rest` others."""
 
     kind: str
     cluster: str

@@ -84,18 +84,8 @@ class Barrier:
     """The table in which local transactions and checks of half messages meet; see this module.
 
     It holds no connection, and threads may share it. Connections are those of any DB-API 2.0 driver
-    for SQLite, PostgreSQL or MySQL (InnoDB); asyncio drivers are none.
-
-    Example:
-        In the sender, and in the program that checks::
-
-            BARRIER = Barrier()
-
-            with db:
-                db.execute("insert into orders …")
-                BARRIER.record(db, half)
-
-            verdict = BARRIER.verdict(connect(), half)
+    for SQLite, PostgreSQL or MySQL (InnoDB); asyncio drivers are none. docs/TRANSACTIONS.md has a
+    sender and a checker.
     """
 
     def __init__(

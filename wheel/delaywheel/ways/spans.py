@@ -1,14 +1,8 @@
 """Spans of OpenTelemetry around requests that send, and around attempts of handlers.
 
-| a span | begins and ends with | is |
-|---|---|---|
-| `send TOPIC` | a request of a client, with its attempts | a child of the caller's, unless it is |
-|   |   | gathered, or one of several at once |
-| `process TOPIC` | an attempt of a handler | the parent of the handler's own |
-
-Both are linked to the sampled spans that messages name in their header `traceparent`, and no child
-of them: a message may wait for days. The header is the caller's: it is read, never written. An
-attempt of messages that name none has no span.
+docs/TRACE.md, "OpenTelemetry", has their table. They are linked to the sampled spans that messages
+name in their header `traceparent`, and no child of them: a message may wait for days. The header is
+the caller's: it is read, never written.
 """
 
 from __future__ import annotations
@@ -44,22 +38,8 @@ _NOWHERE: Final = Context()
 class Spans:
     """Makes the spans of a program's clients and consumers. Thread-safe.
 
-    Args:
-        provider: Makes tracers; by default the program's own.
-
-    Example:
-        ::
-
-            spans = Spans()
-            client = Client("127.0.0.1:7420", spans=spans)
-            RetryConsumer("orders", group="billing", bootstrap=…, middleware=[spans.around])
-            AsyncRetryConsumer("bills", group="billing", bootstrap=…, middleware=[spans.awaited])
-
-        A loop has no middleware::
-
-            for message in consumer:
-                with message, spans.processing(message):
-                    charge(message.value)
+    Without a provider of tracers it takes the program's own. docs/TRACE.md, "OpenTelemetry", has an
+    example.
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:

@@ -94,16 +94,6 @@ class AsyncHalfChecker(AwaitedConsumer, ABC):
     """`HalfChecker` for the coroutines of one loop; the same arguments and promises.
 
     The barrier's drivers block: a check calls it in `asyncio.to_thread`.
-
-    Example:
-        ::
-
-            class Shop(AsyncHalfChecker):
-                async def check(self, half):
-                    return await asyncio.to_thread(verdict_of, half)
-
-            async with Shop(group="shop", bootstrap="localhost:9092", cluster="main") as shop:
-                await shop.run(concurrency=20)
     """
 
     def __init__(

@@ -31,8 +31,7 @@ class AskedHalf:
     """A half message whose sender did not say what became of its local transaction.
 
     Attributes:
-        id: Its id: 16 bytes.
-        due_ms: The end of its hold, in Unix milliseconds; with the id it names the half.
+        due_ms: The end of its hold; with the id, of 16 bytes, it names the half.
         deliver_at_ms: When the message is due, if the transaction is committed, in Unix ms.
         attempt: How often it was asked about, with this time: 1 the first time.
         last_error: Why it was UNKNOWN the last time, as far as the check said it.

@@ -3,12 +3,9 @@
 A deserializer is a function of the bytes and of where they stand (topic, field and headers), like
 confluent-kafka's own for Avro, Protobuf and JSON with a schema registry. Null stays None.
 
-| it raises | then |
-|---|---|
-| an OSError, or an error that came from one | that error: the bytes may be fine, and the policy |
-|   | decides as for any failure of a handler |
-| a registry's 401, 403, 408, 429 or 5xx | the same |
-| anything else | UnreadableError: a dead letter, UNREADABLE, with the bytes as they are |
+What it raises is an UnreadableError (a dead letter, UNREADABLE, with the bytes as they are), unless
+the bytes may be fine: after an OSError, an error that came from one, or a registry's 401, 403, 408,
+429 or 5xx that error stays, and the policy decides as for any failure of a handler.
 """
 
 from __future__ import annotations

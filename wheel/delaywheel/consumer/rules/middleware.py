@@ -1,15 +1,9 @@
 """Functions around handlers: each is called with the message, or batch, and with what comes next.
 
-    def timed(message, call_next):
-        begun_s = time.monotonic()
-        try:
-            return call_next(message)
-        finally:
-            print(message.topic, time.monotonic() - begun_s)
-
-The first of a list is the outermost. An exception that leaves it counts as the handler's; if it
-does not call `call_next`, and returns, the message is done. For coroutines it is a coroutine
-function, and awaits `call_next`. What returns without having run is an error: see `functions.py`.
+docs/CONSUMERS.md, "Around handlers", has examples. The first of a list is the outermost. An
+exception that leaves it counts as the handler's; if it does not call `call_next`, and returns, the
+message is done. For coroutines it is a coroutine function, and awaits `call_next`. What returns
+without having run is an error: see `functions.py`.
 """
 
 from __future__ import annotations

@@ -27,15 +27,6 @@ class ConsumerEvents:
     is logged, and changes nothing. `pause`, `resume`, `stop` and `seek` may be called there: a seek
     is made once the event has returned, before anything else is handed out. What would wait for the
     consumer (`flush`, `receive`, a loop, leaving its block) raises RuntimeError.
-
-    Example:
-        Count what is given up::
-
-            class Alerts(ConsumerEvents):
-                def dead(self, message, topic, why):
-                    statsd.incr("orders.dead")
-
-            RetryConsumer("orders", …, events=Alerts())
     """
 
     def retried(self, message: ReceivedMessage, due_ms: int, why: str) -> None:

@@ -23,7 +23,6 @@ class Figures(NamedTuple):
             write to their topic.
         lags: Offsets of each partition that have not ended: unread ones, and those of held records.
         handled: How many records handlers took up to each of `HANDLER_BOUNDS_S`, and longer.
-        handled_s: How long they took altogether.
     """
 
     counts: Counts

@@ -22,14 +22,7 @@ _PREFIX = "delaywheel_consumer"
 
 
 class ConsumerMetrics(Collector):
-    """Collects one consumer; docs/CONSUMER_REFERENCE.md lists the metrics.
-
-    Example:
-        Beside a program's other metrics::
-
-            with RetryConsumer("orders", group="billing", bootstrap=…) as consumer:
-                REGISTRY.register(ConsumerMetrics(consumer))
-    """
+    """Collects one consumer; docs/CONSUMER_REFERENCE.md lists the metrics."""
 
     def __init__(self, consumer: BaseConsumer) -> None:
         """Takes the consumer; register the result with a registry."""

@@ -24,13 +24,6 @@ class AsyncDeadLetterConsumer:
 
     Kafka is asked on a thread, so that the loop goes on meanwhile. The arguments are the same, but
     handlers are coroutine functions.
-
-    Example:
-        ::
-
-            async with AsyncDeadLetterConsumer("orders-dead-billing", {"bootstrap.servers": "…"},
-                                               {"ATTEMPTS_EXHAUSTED": ask_the_shop}) as letters:
-                await letters.run()
     """
 
     def __init__(

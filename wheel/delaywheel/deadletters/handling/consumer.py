@@ -1,17 +1,11 @@
 """Handlers of dead letters, by reason: what one decides about a letter is done exactly once.
 
-| it is | then |
-|---|---|
-| a letter that no one has dealt with | its handler decides: `Replay`, `Drop` or `Keep` |
-| replayed, dropped or decided before | passed over |
-| one whose handler raises | handled again after each delay of `retry`, and then kept |
-| one that cannot be sent again | kept; an ERROR line says why |
-
-Decision and position are one transaction (`settling.py`), of the same claim as those of
-`delaywheel dead replay` and `drop` (`marks.py`), every 200 ms: a killed process repeats at most the
-handlers of so long. A process claims when letters wait, and the one that has the claim keeps it. If
-another claims, that one is at work: this one waits until letters have waited for `takeover_after`,
-and nothing was written meanwhile. So several may run, and one of them works.
+docs/CONSUMERS.md, "Handlers of dead letters", says what becomes of a letter. Decision and position
+are one transaction (`settling.py`), of the same claim as those of `delaywheel dead replay` and
+`drop` (`marks.py`), every 200 ms: a killed process repeats at most the handlers of so long. A
+process claims when letters wait, and the one that has the claim keeps it. If another claims, that
+one is at work: this one waits until letters have waited for `takeover_after`, and nothing was
+written meanwhile. So several may run, and one of them works.
 """
 
 from __future__ import annotations

@@ -14,14 +14,7 @@ _PREFIX = "delaywheel_letter_consumer"
 
 
 class DeadLetterMetrics(Collector):
-    """Collects one consumer of letters; docs/CONSUMER_REFERENCE.md lists the metrics.
-
-    Example:
-        Beside a program's other metrics::
-
-            with DeadLetterConsumer("orders-dead-billing", …) as letters:
-                REGISTRY.register(DeadLetterMetrics(letters))
-    """
+    """Collects one consumer of letters; docs/CONSUMER_REFERENCE.md lists the metrics."""
 
     def __init__(self, letters: DeadLetterConsumer | AsyncDeadLetterConsumer) -> None:
         """Takes the consumer; register the result with a registry."""
