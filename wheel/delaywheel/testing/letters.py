@@ -92,7 +92,9 @@ class MemoryDeadLetterConsumer:
 
     async def _run(self) -> None:
         for letter, of_topic in self._letters():
-            handle = self._handler(letter)
+            handle: Callable[[Letter], Any] | None = self._handlers.get(
+                letter.reason, self._otherwise
+            )
             if handle is None:
                 self._decide(letter, of_topic, KEEP, None)
                 continue
@@ -101,7 +103,7 @@ class MemoryDeadLetterConsumer:
                 try:
                     decision = await handle(letter) if self._is_awaited else handle(letter)
                 except Exception:  # noqa: BLE001 - it is the program's
-                    self._failed(letter)
+                    _LOG.warning("the handler of %s failed", letter.place, exc_info=True)
                 else:
                     decided = checked_decision(handle, decision)
                     self._decide(letter, of_topic, decided, monotonic() - began_s)
@@ -127,12 +129,6 @@ class MemoryDeadLetterConsumer:
                 its = Outgoing(found.topic, found.key, found.value, list(found.headers))
                 return letter.completed(its)
         return letter
-
-    def _handler(self, letter: Letter) -> Callable[[Letter], Any] | None:
-        return self._handlers.get(letter.reason, self._otherwise)
-
-    def _failed(self, letter: Letter) -> None:
-        _LOG.warning("the handler of %s failed", letter.place, exc_info=True)
 
     def _decide(
         self, letter: Letter, of_topic: str, decision: Decision, took_s: float | None

@@ -314,13 +314,10 @@ class Commits:
         missing = wanted - self._known_topics
         for message, settlement in writers:
             if unknown := sorted(missing & topics[message]):
-                self._fail_writer(message, settlement, f"topic {unknown[0]} does not exist")
+                why = f"topic {unknown[0]} does not exist"
+                failed = state.policy.write_failed(message, why, state.clock_ms())
+                self._resettle(message, settlement, failed, why)
         return bool(missing)
-
-    def _fail_writer(self, message: ReceivedMessage, settlement: Settlement, why: str) -> None:
-        now_ms = self._state.clock_ms()
-        failed = self._state.policy.write_failed(message, why, now_ms)
-        self._resettle(message, settlement, failed, why)
 
     def _sizes_for(self, partitions: Collection[Partition]) -> Mapping[str, int] | None:
         """Asks what the topics take that outcomes of these go to; None: nobody says, or too little.

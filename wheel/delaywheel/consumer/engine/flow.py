@@ -42,14 +42,10 @@ class Flow:
         positions = self._state.book.positions
         if self._state.broker.is_incremental:
             wanted = {at: offset for at, offset in positions.items() if at in partitions}
-            self._state.insist("no seek", partial(self._sought, wanted))
+            self._state.insist("no seek", partial(self._state.broker.seek, wanted))
         elif positions:
             self.paused, self._crowded = set(), set()
             self._state.broker.assign(positions)
-
-    def _sought(self, wanted: Mapping[Partition, int | None]) -> bool:
-        self._state.broker.seek(wanted)
-        return True
 
     def regulate(self, *, fetches: bool) -> None:
         """Pauses partitions of which enough is held, or all if the caller has paused."""

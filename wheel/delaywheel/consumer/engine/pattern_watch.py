@@ -37,11 +37,10 @@ class PatternWatch:
         self._missed: frozenset[str] = frozenset()
         self._refused: dict[str, _RefusedTopic] = {}
 
-    def begin(self) -> bool:
-        """Takes in what there is now; True."""
+    def begin(self) -> None:
+        """Takes in what there is now."""
         if self._topics.has_patterns:
             self._follow()
-        return True
 
     def look(self) -> bool:
         """Takes in what there is now; returns whether other topics are to be read."""

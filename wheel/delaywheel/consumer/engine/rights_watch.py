@@ -72,8 +72,9 @@ class RightsWatch:
             if not state.book.can_cut:  # what was refused waits, or there is nothing to try
                 state.is_commit_refused = False
             state.notify()
-        before, state.unseen = state.unseen, _unseen(missing)
-        self.joins_again |= bool(before - state.unseen)
+        unseen = frozenset(one.topic for one in missing if one.operation == "Describe")
+        self.joins_again |= bool(state.unseen - unseen)
+        state.unseen = unseen
 
     def _withheld(self, missing: list[MissingRight]) -> frozenset[str]:
         topics = self._state.settings.topics
@@ -87,10 +88,6 @@ class RightsWatch:
             if denied & {names.source, *names.own}
             for topic in (names.source, names.retry)
         )
-
-
-def _unseen(missing: list[MissingRight]) -> frozenset[str]:
-    return frozenset(one.topic for one in missing if one.operation == "Describe")
 
 
 def _text_of(missing: list[MissingRight]) -> str:

@@ -37,13 +37,12 @@ def _columns(at: Partition, messages: Sequence[Message]) -> FetchedRecords:
     return FetchedRecords(
         at,
         cast("list[int]", list(map(Message.offset, messages))),
-        [_timestamp_ms(*one) for one in map(Message.timestamp, messages)],
+        [
+            NO_TIMESTAMP if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
+            for kind, at_ms in map(Message.timestamp, messages)
+        ],
         cast("list[bytes | None]", list(map(Message.key, messages))),
         cast("list[bytes | None]", list(map(Message.value, messages))),
         headers,
         frozenset(unread),
     )
-
-
-def _timestamp_ms(kind: int, timestamp_ms: int) -> int:
-    return NO_TIMESTAMP if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms

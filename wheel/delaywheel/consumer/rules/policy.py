@@ -231,12 +231,7 @@ class Policy:
         return DeadLetterReason.ATTEMPTS_EXHAUSTED
 
     def _delays(self, error: Failure) -> Delays:
-        if self._settings.retry_by and isinstance(error, BaseException):
-            return self._delays_by_class(error)
-        return self._settings.retry
-
-    def _delays_by_class(self, error: BaseException) -> Delays:
-        for one in causes(error):
+        for one in causes(error) if isinstance(error, BaseException) else ():
             for kind, delays in self._settings.retry_by:
                 if isinstance(one, kind):
                     return delays
