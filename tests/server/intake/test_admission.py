@@ -95,7 +95,7 @@ async def test_an_answer_is_counted_until_its_caller_has_it() -> None:
     assert admission.in_flight_bytes == 0
 
 
-def test_an_empty_answer_costs_nothing() -> None:
+async def test_an_empty_answer_costs_nothing() -> None:
     admission = Admission(max_bytes=50, max_caller_bytes=30)
     admission.hold_answer(CallOrigin("a"), 0)()
     assert admission.in_flight_bytes == 0

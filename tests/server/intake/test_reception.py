@@ -10,6 +10,7 @@ import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.server.access.callers import CallOrigin
+from delaywheel_replica.server.intake import arrivals as arrivals_module
 from delaywheel_replica.server.intake.arrivals import ArrivalBounds
 from delaywheel_replica.server.intake.reception import CALLS, CallBounds, OpenStream, Reception
 from delaywheel_replica.server.node.refusals import RequestRefusedError
@@ -40,11 +41,8 @@ class Arriving:
         return read
 
 
-def bounds(
-    *, most: int, of_caller: int = 4, arrival_s: float = 30, patience_s: float = 5
-) -> CallBounds:
-    arrivals = ArrivalBounds(most, of_caller, most, arrival_s=arrival_s, patience_s=patience_s)
-    return CALLS._replace(arrivals=arrivals)
+def bounds(*, most: int, of_caller: int = 4) -> CallBounds:
+    return CALLS._replace(arrivals=ArrivalBounds(most, of_caller, most))
 
 
 async def settle() -> None:
@@ -99,8 +97,11 @@ async def test_a_turn_that_is_given_to_one_who_goes_away_goes_to_the_next() -> N
     assert await third == "c"
 
 
-async def test_a_message_that_does_not_come_is_refused_sooner_while_others_wait() -> None:
-    arriving = Arriving(Reception(bounds(most=1, arrival_s=3_600, patience_s=0.01)))
+async def test_a_message_that_does_not_come_is_refused_sooner_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arrivals_module, "PATIENCE_S", 0.01)
+    arriving = Arriving(Reception(bounds(most=1)))
     slow = arriving.of("a", "slow")
     await settle()
     assert not slow.done()
@@ -178,7 +179,7 @@ def test_streams_beyond_their_bounds_are_refused() -> None:
 
 
 def test_a_principal_has_a_part_of_the_streams_and_ends_its_own_idle_ones() -> None:
-    reception, clock = Reception(STREAMS._replace(streams_of_principal=3)), Clock()
+    reception, clock = Reception(STREAMS._replace(streams=6)), Clock()
     streams = [reception.begin_stream(CallOrigin(str(n), "many"), clock) for n in range(3)]
     with pytest.raises(RequestRefusedError, match="3 of one principal"):
         reception.begin_stream(CallOrigin("3", "many"), clock)

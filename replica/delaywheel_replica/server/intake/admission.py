@@ -1,10 +1,8 @@
-"""Bounds on bytes that were received and not yet answered: per caller and in total.
+"""Bounds on bytes that were received and not yet answered: the last row of reception.py's table.
 
-A caller is one connection. Without these bounds a slow disk would fill the memory, and so would a
-caller that does not read: an answer is counted until it is on its way to the caller.
-
-A principal, where callers have one, may hold twice what is still free: alone two thirds of the
-bound, two of them two fifths each. So room is left for whoever comes next.
+Without them a slow disk would fill the memory, and so would a caller that does not read: an answer
+is counted until it is on its way to the caller. Of twice what is still free a principal alone takes
+two thirds of the bound, two of them two fifths each: so room is left for whoever comes next.
 
 An answer stays until it is read, and gRPC can end no call with an answer under way. So whoever
 reads none of its answers for a minute, or for ten seconds if others are refused for lack of room,
@@ -15,6 +13,7 @@ its answer are at least as long.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +39,7 @@ _UNREAD_LOOKS_FULL: Final = 2
 
 @dataclass(slots=True)
 class _Reader:
-    """A caller with answers that it has not read, and how many looks ago it has read one."""
+    """A connection with answers that it has not read, and how many looks ago it has read one."""
 
     answers: int = 0
     looks: int = 0
@@ -71,36 +70,37 @@ class Admission:
             quota_of: Returns how many bytes a principal may have in flight; None: no limit.
         """
         self._close = close
-        self._readers: dict[CallOrigin, _Reader] = {}
+        self._readers: dict[str, _Reader] = {}  # by address
         self._full_looks = 0  # how many looks to come are less patient, since callers are refused
-        self._is_looking = False
         self._max_bytes = max_bytes
         self._max_caller_bytes = max_caller_bytes
-        self._callers: dict[str, int] = {}  # by address
-        self._principals: dict[str, int] = {}
+        self._held = Counter[str | tuple[str, str]]()  # by address, and by principal
         self._quota_of = quota_of
         self.in_flight_bytes = 0
         self._requests = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_looking = False
         self._less = asyncio.Event()
 
     async def wait_idle(self) -> None:
         """Waits until no request is in flight, ignoring callers that do not read their answers."""
-        await self._idle.wait()
+        while self._requests:
+            await self._until_less()
 
     async def wait_for_room(self, caller: CallOrigin, length_bytes: int) -> None:
         """Waits until a caller's own bounds have room for this many more bytes."""
         while self._refusal(caller, length_bytes) is not None:
-            self._less.clear()
-            await self._less.wait()
+            await self._until_less()
+
+    async def _until_less(self) -> None:
+        self._less.clear()
+        await self._less.wait()
 
     def _refusal(self, caller: CallOrigin, length_bytes: int) -> Refusal | None:
         """Says why a caller's own bounds have no room for this much; an idle one always has."""
-        of_caller = self._callers.get(caller.address, 0)
+        of_caller = self._held[caller.address]
         if of_caller and of_caller + length_bytes > self._max_caller_bytes:
             return Refusal(Reason.BACKPRESSURE, f"{size(of_caller)} of this caller are in flight")
-        held = self._principals.get(caller.principal, 0)
+        held = self._held[caller.sharer] if caller.principal else 0
         quota = self._quota_of(caller.principal) if held and self._quota_of is not None else None
         if quota is not None and held + length_bytes > quota:
             return Refusal(
@@ -132,8 +132,11 @@ class Admission:
             )
         self._count(caller, length_bytes)
         self._requests += 1
-        self._idle.clear()
-        return Ticket(self, caller, length_bytes)
+        return Ticket(partial(self._end_request, caller, length_bytes))
+
+    def _end_request(self, caller: CallOrigin, length_bytes: int) -> None:
+        self._requests -= 1
+        self._count(caller, -length_bytes)
 
     def hold_answer(self, caller: CallOrigin, length_bytes: int) -> Callable[[], None]:
         """Counts an answer; the returned function must be called once, when the caller has it.
@@ -141,21 +144,19 @@ class Admission:
         The answer exists already, so it is never refused: its request was counted with it.
         """
         self._count(caller, length_bytes)
-        if self._close is None:
-            return partial(self._give_back, caller, length_bytes)
-        reader = self._readers.setdefault(caller, _Reader())
-        reader.answers += 1
         if not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        reader = self._readers.setdefault(caller.address, _Reader())
+        reader.answers += 1
         return partial(self._read, caller, reader, length_bytes)
 
     def _read(self, caller: CallOrigin, reader: _Reader, length_bytes: int) -> None:
         reader.answers -= 1
         reader.looks = 0
         if not reader.answers:
-            del self._readers[caller]
-        self._give_back(caller, length_bytes)
+            del self._readers[caller.address]
+        self._count(caller, -length_bytes)
 
     def _look(self) -> None:
         """Closes the connections of callers that do not read."""
@@ -163,7 +164,7 @@ class Admission:
         self._full_looks = max(0, self._full_looks - 1)
         for reader in self._readers.values():
             reader.looks += 1
-        unread = {o.address for o, reader in self._readers.items() if reader.looks > most}
+        unread = {address for address, reader in self._readers.items() if reader.looks > most}
         loop = asyncio.get_running_loop()
         if unread and self._close is not None:
             _log.warning(
@@ -174,31 +175,15 @@ class Admission:
         if self._is_looking:
             loop.call_later(_LOOK_S, self._look)
 
-    def end_request(self, caller: CallOrigin, length_bytes: int) -> None:
-        """Releases a request's bytes."""
-        self._requests -= 1
-        if not self._requests:
-            self._idle.set()
-        self._give_back(caller, length_bytes)
-
     def _count(self, caller: CallOrigin, length_bytes: int) -> None:
+        """Counts bytes more, or less; who has none is not kept."""
         self.in_flight_bytes += length_bytes
-        _add(self._callers, caller.address, length_bytes)
-        if caller.principal:
-            _add(self._principals, caller.principal, length_bytes)
-
-    def _give_back(self, caller: CallOrigin, length_bytes: int) -> None:
-        self._less.set()
-        self._count(caller, -length_bytes)
-
-
-def _add(held: dict[str, int], name: str, length_bytes: int) -> None:
-    """Adds to what somebody has in flight; who has nothing is not kept."""
-    sum_bytes = held.get(name, 0) + length_bytes
-    if sum_bytes:
-        held[name] = sum_bytes
-    else:
-        held.pop(name, None)
+        for holder in (caller.address, caller.sharer) if caller.principal else (caller.address,):
+            self._held[holder] += length_bytes
+            if not self._held[holder]:
+                del self._held[holder]
+        if length_bytes <= 0:
+            self._less.set()
 
 
 class Ticket:
@@ -208,26 +193,21 @@ class Ticket:
     is written.
     """
 
-    __slots__ = ("_admission", "_caller", "_holders", "_length_bytes")
+    __slots__ = ("_end", "_holders")
 
-    def __init__(self, admission: Admission, caller: CallOrigin, length_bytes: int) -> None:
-        self._admission = admission
-        self._caller = caller
-        self._length_bytes = length_bytes
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
         self._holders = 1
 
     def hand_on(self, answer: "asyncio.Future[Any]") -> None:
         """Keeps the ticket until ``answer`` is done, too."""
         self._holders += 1
-        answer.add_done_callback(self._leave)
+        answer.add_done_callback(self.__exit__)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave()
-
-    def _leave(self, _answer: "asyncio.Future[Any] | None" = None) -> None:
         self._holders -= 1
         if not self._holders:
-            self._admission.end_request(self._caller, self._length_bytes)
+            self._end()

@@ -16,18 +16,14 @@ slow       is being read                      arrives; refused after 30 s, after
                                               ``slow`` are slow, and its caller has most of them
 =========  =================================  ======================================================
 
-Turns go round by principal, where callers have one, and then among its connections: to open many,
-or to have many calls, does not help. Callers that have a slow call, or had one refused and none
-arrive since, are *late*. They have ``slow`` places at most, and come after all others, the *prompt*
-ones, but for each 16th turn.
-
-So once those that send nothing are known as late, ``most - slow`` places are left to prompt
-callers, whose messages take them for a pass of the event loop; before that a prompt caller waits
-for two looks at most, and for one turn of each prompt caller before it. A long message on a slow
-line loses its place only if its caller has most of the slow ones, or after ``patience_s``.
+Turns go round by principal, where callers have one, and then among its connections. Callers that
+have a slow call, or had one refused and none arrive since, are *late*. They have ``slow`` places at
+most: the others are left to *prompt* callers, whose messages take them for a pass of the event
+loop. Before who sends nothing is known as late, a prompt caller waits for two looks, and for one
+turn of each prompt caller before it.
 
 Looks, not milliseconds, make a message slow: while the event loop stands still, nothing could have
-arrived. All operations take time that does not depend on how many calls wait.
+arrived. All operations take time that does not depend on how many calls of a caller wait.
 """
 
 from collections import Counter, OrderedDict
@@ -38,25 +34,16 @@ from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.server.access.callers import CallOrigin
 
 LOOKS_UNTIL_SLOW: Final = 2
-PROMPT_IN_A_ROW: Final = 15
+ARRIVAL_S: Final = 30.0
+PATIENCE_S: Final = 5.0
 
 
 class ArrivalBounds(NamedTuple):
-    """How many messages may be read at once, and for how long.
-
-    Attributes:
-        most: Of all callers.
-        of_caller: Of one caller.
-        slow: Of those that do not arrive at once, while a prompt caller waits.
-        arrival_s: How long a message may take.
-        patience_s: The same while any call waits.
-    """
+    """How many messages are read at once: of all callers, of one, and slow ones of all."""
 
     most: int
     of_caller: int
     slow: int
-    arrival_s: float = 30.0
-    patience_s: float = 5.0
 
 
 class Arrival:
@@ -64,69 +51,63 @@ class Arrival:
 
     Attributes:
         caller: Whose call it is.
-        is_read: Whether its message may be read.
-        on_read: Called when it may, if it had to wait.
+        on_read: Called when its message may be read.
         on_refused: Called when it may not arrive any more.
     """
 
-    __slots__ = ("caller", "is_read", "is_refused", "looks", "on_read", "on_refused", "since_s")
+    __slots__ = ("caller", "is_refused", "looks", "on_read", "on_refused", "since_s")
 
-    def __init__(self, caller: "_Caller") -> None:
+    def __init__(
+        self, caller: "_Caller", on_read: Callable[[], object], on_refused: Callable[[], object]
+    ) -> None:
         self.caller: Final = caller
-        self.is_read = False
+        self.on_read: Final = on_read
+        self.on_refused: Final = on_refused
         self.is_refused = False
         self.since_s = 0.0
         self.looks = 0
-        self.on_read: Callable[[], object] = _nothing
-        self.on_refused: Callable[[], object] = _nothing
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether it has a place for longer than a message that is there needs it."""
-        return self.looks >= LOOKS_UNTIL_SLOW and not self.is_refused
-
-
-def _nothing() -> None:
-    """Does nothing: nobody wants to know."""
 
 
 class _Caller:
-    """A caller with calls whose messages have not arrived."""
+    """A connection with calls whose messages have not arrived."""
 
     __slots__ = ("is_late", "origin", "read", "sharer", "waiting")
 
     def __init__(self, origin: CallOrigin) -> None:
         self.origin: Final = origin
         self.sharer: Final = origin.sharer
-        self.waiting: OrderedDict[Arrival, None] = OrderedDict()
+        self.waiting: Final = OrderedDict[Arrival, None]()
         self.read = 0
         self.is_late = False
 
 
 class Arrivals:
-    """The calls whose messages have not arrived."""
+    """The calls whose messages have not arrived.
+
+    Attributes:
+        read: Those that may arrive, oldest first.
+        waiting: The number of the others.
+    """
 
     def __init__(self, bounds: ArrivalBounds) -> None:
         self._bounds: Final = bounds
         self._callers: Final[dict[CallOrigin, _Caller]] = {}
-        self._read: Final[dict[Arrival, None]] = {}  # oldest first
         # Callers that wait and are below their bound, in the order of their turns.
         self._prompt: Final = RoundRobin[_Caller]()
         self._late: Final = RoundRobin[_Caller]()
-        self._prompt_in_a_row = 0
+        self.read: Final[dict[Arrival, None]] = {}
         self.waiting = 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no message is being read."""
-        return not self._read
-
-    def begin(self, origin: CallOrigin, now_s: float) -> Arrival:
+    def begin(
+        self,
+        origin: CallOrigin,
+        now_s: float,
+        on_read: Callable[[], object],
+        on_refused: Callable[[], object],
+    ) -> Arrival:
         """Adds a call, which is read at once if there is room."""
-        caller = self._callers.get(origin)
-        if caller is None:
-            caller = self._callers[origin] = _Caller(origin)
-        arrival = Arrival(caller)
+        caller = self._callers.setdefault(origin, _Caller(origin))
+        arrival = Arrival(caller, on_read, on_refused)
         caller.waiting[arrival] = None
         self.waiting += 1
         self._line_up(caller)
@@ -136,11 +117,10 @@ class Arrivals:
     def end(self, arrival: Arrival, now_s: float, *, arrived: bool) -> None:
         """Takes a call out, since its message arrived, or it was refused, or its caller left."""
         caller = arrival.caller
-        if arrival in self._read:
-            del self._read[arrival]
+        if arrival in self.read:
+            del self.read[arrival]
             caller.read -= 1
-            if arrived:
-                caller.is_late = False
+            caller.is_late &= not arrived
         elif arrival in caller.waiting:
             self._stop_waiting(arrival)
         self._line_up(caller)
@@ -150,107 +130,72 @@ class Arrivals:
 
     def look(self, now_s: float) -> None:
         """Notes that time has passed, and refuses what has had enough of it."""
-        bounds = self._bounds
-        most_s = bounds.patience_s if self.waiting else bounds.arrival_s
-        for arrival in [*self._read]:
+        most_s = PATIENCE_S if self.waiting else ARRIVAL_S
+        for arrival in self.read:
             arrival.looks += 1
             if now_s - arrival.since_s >= most_s:
                 self._refuse(arrival)
-            if arrival.is_slow:
-                arrival.caller.is_late = True
-                self._line_up(arrival.caller)
-        if self._prompt:
-            self._make_room()
-
-    def make_room_for(self, origin: CallOrigin) -> bool:
-        """Refuses a call that waits, of the sharer and the caller with most of them.
-
-        Returns:
-            False if that is this one.
-        """
-        if not self.waiting:
-            return False
-        by_sharer = Counter[tuple[str, str]]()
-        for caller in self._callers.values():
-            by_sharer[caller.sharer] += _calls_waiting(caller)
-        [(sharer, most)] = by_sharer.most_common(1)
-        if by_sharer[origin.sharer] == most:
-            sharer = origin.sharer
-        victim = max(
-            (caller for caller in self._callers.values() if caller.sharer == sharer),
-            key=_calls_waiting,
-        )
-        own = self._callers.get(origin)
-        if sharer == origin.sharer and _calls_waiting(victim) <= (
-            0 if own is None else _calls_waiting(own)
-        ):
-            return False
-        newest = next(reversed(victim.waiting))
-        self._stop_waiting(newest)
-        self._line_up(victim)
-        self._refuse(newest)
-        return True
-
-    def _make_room(self) -> None:
-        """Refuses slow ones beyond their bound: each time the newest of who has most of them."""
-        slow = [arrival for arrival in self._read if arrival.is_slow]
-        while len(slow) > self._bounds.slow:
+            elif arrival.looks >= LOOKS_UNTIL_SLOW:
+                self._note_late(arrival.caller)
+        slow = [
+            each for each in self.read if each.looks >= LOOKS_UNTIL_SLOW and not each.is_refused
+        ]
+        while self._prompt and len(slow) > self._bounds.slow:
             counts = Counter(arrival.caller.sharer for arrival in slow)
             newest = max(reversed(slow), key=lambda arrival: counts[arrival.caller.sharer])
             slow.remove(newest)
             self._refuse(newest)
 
+    def make_room_for(self, origin: CallOrigin) -> bool:
+        """Refuses a call that waits, of who has most of them, unless that is this one."""
+        waiting = Counter[tuple[str, str]]()
+        for caller in self._callers.values():
+            waiting[caller.sharer] += len(caller.waiting)
+        if not waiting or max(waiting.values()) <= waiting[origin.sharer]:
+            return False
+        victim = max(
+            self._callers.values(), key=lambda each: (waiting[each.sharer], len(each.waiting))
+        )
+        newest = next(reversed(victim.waiting))
+        self._stop_waiting(newest)
+        self._refuse(newest)
+        return True
+
     def _refuse(self, arrival: Arrival) -> None:
-        """Tells a call to end, once; it keeps its place until it has."""
+        """Tells a call to end, once; one that is read keeps its place until it has."""
         if not arrival.is_refused:
             arrival.is_refused = True
-            arrival.caller.is_late = True
-            self._line_up(arrival.caller)
+            self._note_late(arrival.caller)
             arrival.on_refused()
 
     def _go_on(self, now_s: float) -> None:
-        while len(self._read) < self._bounds.most and (caller := self._next()) is not None:
+        while self.waiting and len(self.read) < self._bounds.most:
+            late = sum(each.caller.is_late for each in self.read)
+            line = self._late if self._late and late < self._bounds.slow else self._prompt
+            if not line:
+                return
+            caller = line.take()
             arrival = next(iter(caller.waiting))
             self._stop_waiting(arrival)
-            self._start(arrival, now_s)
+            arrival.since_s = now_s
+            caller.read += 1
+            self.read[arrival] = None
             self._line_up(caller)
             arrival.on_read()
-
-    def _next(self) -> _Caller | None:
-        """Takes out the caller whose turn it is."""
-        overdue = self._prompt_in_a_row >= PROMPT_IN_A_ROW
-        if self._late and (overdue or not self._prompt) and self._late_may_start():
-            self._prompt_in_a_row = 0
-            return self._late.take()
-        if not self._prompt:
-            return None
-        self._prompt_in_a_row += 1
-        return self._prompt.take()
-
-    def _late_may_start(self) -> bool:
-        return sum(each.caller.is_late for each in self._read) < self._bounds.slow
-
-    def _start(self, arrival: Arrival, now_s: float) -> None:
-        arrival.is_read = True
-        arrival.since_s = now_s
-        arrival.caller.read += 1
-        self._read[arrival] = None
 
     def _stop_waiting(self, arrival: Arrival) -> None:
         del arrival.caller.waiting[arrival]
         self.waiting -= 1
 
+    def _note_late(self, caller: _Caller) -> None:
+        caller.is_late = True
+        self._line_up(caller)
+
     def _line_up(self, caller: _Caller) -> None:
         """Puts a caller behind the others that wait, unless it is in the right line already."""
-        line, other = self._prompt, self._late
-        if caller.is_late:
-            line, other = other, line
-        other.discard(caller.sharer, caller)
-        if caller.waiting and caller.read < self._bounds.of_caller:
-            line.add(caller.sharer, caller)
-        else:
-            line.discard(caller.sharer, caller)
-
-
-def _calls_waiting(caller: _Caller) -> int:
-    return len(caller.waiting)
+        may_start = bool(caller.waiting) and caller.read < self._bounds.of_caller
+        for line, is_its in ((self._prompt, not caller.is_late), (self._late, caller.is_late)):
+            if may_start and is_its:
+                line.add(caller.sharer, caller)
+            else:
+                line.discard(caller.sharer, caller)

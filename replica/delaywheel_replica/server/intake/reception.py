@@ -1,29 +1,29 @@
 """Bounds on what is received before it can be counted: calls, incoming messages, streams.
 
-The length of a message is known only once it has arrived. So the number of messages that may arrive
-at once is bounded; other calls' messages wait on the caller's side, except for one HTTP/2 window
-each (see listening.py). Whose turn it is, `Arrivals` decides. A caller is one connection. What all
-callers share is shared by principal, where there is one: who opens many connections gets no more.
+All bounds of what callers make a node hold. A caller is one connection; what all share is shared by
+principal, where callers have one: who opens many connections gets no more.
 
-====================  ==========================  ============================================
-bound                 beyond it                   why
-====================  ==========================  ============================================
-calls of all          refused: BACKPRESSURE; or   each costs a task, and a window of bytes
-                      one that waits is, of the
-                      caller with most of them
-calls of a principal  refused: BACKPRESSURE       it leaves as many to others as it takes
-messages on their     waits for its turn          each may become the longest that is accepted
-way, of a caller, of
-all
-streams of a caller,  refused: BACKPRESSURE       a stream's next message may come at any time
-of a principal
-streams of all        refused: BACKPRESSURE; or   as above
-                      an idle one is ended
-====================  ==========================  ============================================
+=====================  =============================  ===============  ===========================
+bound                  shared out                     counted by       beyond it
+=====================  =============================  ===============  ===========================
+calls                  of a connection, by gRPC; a    `Reception`      refused; if all are taken, a
+                       principal leaves as many to                     waiting one of who has most
+                       others as it takes                              of them is, in its place
+messages on their way  of a connection, of all        `Arrivals`       waits for its turn
+streams                of a connection; half of all   `Reception`      an idle one is ended in its
+                       to a principal                                  place, or it is refused
+bytes in flight        of a connection, of all; a     `Admission`      refused; a stream is read
+                       principal holds twice what is                   more slowly; who reads no
+                       free, or its quota                              answers is cut off
+=====================  =============================  ===============  ===========================
+
+Refused is BACKPRESSURE, and QUOTA_EXCEEDED for a quota. The length of a message is known only once
+it has arrived: so it is their number that is bounded before; the others wait on the caller's side,
+except for one HTTP/2 window each (listening.py).
 
 A stream is idle once it has neither asked nor been answered for `_IDLE_S`, and waits for no answer.
 Streams that never sent anything are ended first, then those of the sharer with most streams, then
-the one that has been idle for longest. So streams that are opened and not used shut out nobody.
+the one that has been idle for longest.
 
 Health checks have a reception of their own, with watches in place of streams: what other calls do
 takes nothing from them. So has the list of services (reflection), whose calls are streams: whoever
@@ -32,7 +32,7 @@ reaches a port may ask for it, and must not take those of senders.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -40,7 +40,7 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.access.shared_room import SharedRoom
-from delaywheel_replica.server.intake.arrivals import Arrival, ArrivalBounds, Arrivals
+from delaywheel_replica.server.intake.arrivals import ArrivalBounds, Arrivals
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _LOOK_S: Final = 0.05
@@ -54,26 +54,17 @@ _Message = TypeVar("_Message")
 
 
 class CallBounds(NamedTuple):
-    """How much may be received at once.
-
-    Attributes:
-        calls: Open calls, of all callers.
-        arrivals: Messages on their way.
-        streams: Calls that stay open, of all callers.
-        streams_of_caller: The same of one caller.
-        streams_of_principal: The same of all connections of a principal.
-    """
+    """How many calls may be open, how many of them streams, and how many messages may arrive."""
 
     calls: int
     arrivals: ArrivalBounds
     streams: int
     streams_of_caller: int
-    streams_of_principal: int
 
 
-CALLS: Final = CallBounds(4_096, ArrivalBounds(16, 4, slow=12), 32, 2, 16)
-HEALTH: Final = CallBounds(2_048, ArrivalBounds(4, 2, slow=2), 1_024, 4, 1_024)
-REFLECTION: Final = CallBounds(64, ArrivalBounds(1, 1, slow=1), 2, 2, 2)
+CALLS: Final = CallBounds(4_096, ArrivalBounds(16, 4, slow=12), 32, 2)
+HEALTH: Final = CallBounds(2_048, ArrivalBounds(4, 2, slow=2), 1_024, 4)
+REFLECTION: Final = CALLS._replace(calls=64, streams=2)
 """The bounds of a node, for all other calls, for health checks, and for lists of services."""
 
 
@@ -91,7 +82,7 @@ class OpenStream:
     def __init__(self, caller: CallOrigin, now: Callable[[], float]) -> None:
         self.caller: Final = caller
         self.is_ended = False
-        self.on_ended: Callable[[], object] = _nothing
+        self.on_ended: Callable[[], object] = lambda: None
         self._now = now
         self._moved_s = now()
         self._unanswered = 0
@@ -116,10 +107,6 @@ class OpenStream:
     def worth(self, streams_of_sharer: int) -> tuple[bool, int, float]:
         """Returns a key by which the stream that should be ended first is the least."""
         return self._has_sent, -streams_of_sharer, self._moved_s
-
-
-def _nothing() -> None:
-    """Does nothing: nobody wants to know."""
 
 
 class Reception:
@@ -164,17 +151,17 @@ class Reception:
         Raises:
             RequestRefusedError: BACKPRESSURE.
         """
-        _, _, most, of_caller, of_principal = self._bounds
+        most, of_caller = self._bounds.streams, self._bounds.streams_of_caller
         own = sum(stream.caller.address == caller.address for stream in self._streams)
         shared = [stream for stream in self._streams if stream.caller.sharer == caller.sharer]
         if (
             own >= of_caller
-            or (len(shared) >= of_principal and not self._end_an_idle_one(shared))
-            or (len(self._streams) >= most and not self._end_an_idle_one(self._streams))
+            or (caller.principal and len(shared) >= most // 2 and not self._ends_one_of(shared))
+            or (len(self._streams) >= most and not self._ends_one_of(self._streams))
         ):
             raise RequestRefusedError(
                 Reason.BACKPRESSURE,
-                f"At most {of_caller} streams on one connection, {of_principal} of one principal,"
+                f"At most {of_caller} streams on one connection, {most // 2} of one principal,"
                 f" {most} on this node",
             )
         stream = OpenStream(caller, now)
@@ -185,13 +172,13 @@ class Reception:
         """Counts a stream no longer."""
         self._streams.discard(stream)
 
-    def _end_an_idle_one(self, among: Collection[OpenStream]) -> bool:
-        """Ends the least needed of the idle streams; returns False if none is idle."""
-        idle = [stream for stream in among if stream.is_idle]
+    def _ends_one_of(self, streams: Iterable[OpenStream]) -> bool:
+        """Ends the least needed of those that are idle; returns False if none is."""
+        idle = [stream for stream in streams if stream.is_idle]
         if not idle:
             return False
-        streams = Counter(stream.caller.sharer for stream in self._streams)
-        first = min(idle, key=lambda stream: stream.worth(streams[stream.caller.sharer]))
+        of_sharer = Counter(stream.caller.sharer for stream in self._streams)
+        first = min(idle, key=lambda stream: stream.worth(of_sharer[stream.caller.sharer]))
         self._streams.remove(first)
         first.is_ended = True
         first.on_ended()
@@ -206,15 +193,18 @@ class Reception:
             RequestRefusedError: BACKPRESSURE: it did not arrive.
         """
         loop = asyncio.get_running_loop()
-        arrival = self._arrivals.begin(caller, loop.time())
-        limit = asyncio.timeout(None)
+        turn, limit = asyncio.Event(), asyncio.timeout(None)
+        arrival = self._arrivals.begin(
+            caller,
+            loop.time(),
+            on_read=turn.set,
+            on_refused=lambda: limit.reschedule(loop.time()),
+        )
         arrived = False
         try:
             async with limit:
-                arrival.on_refused = lambda: limit.reschedule(loop.time())
                 self._look_soon(loop)
-                if not arrival.is_read:
-                    await _until_admitted(arrival, loop)
+                await turn.wait()
                 message = await read()
                 arrived = True
                 return message
@@ -237,17 +227,5 @@ class Reception:
     def _look_now(self, loop: asyncio.AbstractEventLoop) -> None:
         self._look = None
         self._arrivals.look(loop.time())
-        if not self._arrivals.is_idle:
+        if self._arrivals.read:
             self._look_soon(loop)
-
-
-async def _until_admitted(arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
-    """Waits until a message may be read."""
-    may_read: asyncio.Future[None] = loop.create_future()
-
-    def begin() -> None:
-        if not may_read.done():
-            may_read.set_result(None)
-
-    arrival.on_read = begin
-    await may_read
