@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from delaywheel_replica.cli.options import topics
 from delaywheel_replica.cli.parsing import Command, Parser
 from delaywheel_replica.cli.values import parse_assignment, parse_duration_ms, parse_time_ms
 
@@ -49,7 +48,6 @@ def _declare(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        complete=topics,
         help="only this topic; may be repeated; default: all of the ledger",
     )
     parser.argument(

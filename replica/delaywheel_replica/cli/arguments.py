@@ -57,7 +57,6 @@ def produce(parser: Parser) -> None:
         "topic",
         nargs="?",
         metavar="TOPIC",
-        complete=options.topics,
         help="the Kafka topic; with --jsonl it may be absent, if each line names its own",
     )
     what = parser.add_argument_group("what is sent")
@@ -343,7 +342,6 @@ def config_check(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="TOPIC",
-        complete=options.topics,
         help="with --connect: check this destination topic as well; repeatable",
     )
     options.as_json(parser)
@@ -362,7 +360,7 @@ def clock_set_back(parser: Parser) -> None:
 
 def node_replace(parser: Parser) -> None:
     """Adds the arguments of `node replace`."""
-    parser.argument("node", metavar="NODE", complete=options.nodes, help="its node_id")
+    parser.argument("node", metavar="NODE", help="its node_id")
     parser.argument(
         "--storage",
         default="",
@@ -375,7 +373,7 @@ def node_replace(parser: Parser) -> None:
 
 def node_remove(parser: Parser) -> None:
     """Adds the arguments of `node remove`."""
-    parser.argument("node", metavar="NODE", complete=options.nodes, help="its node_id")
+    parser.argument("node", metavar="NODE", help="its node_id")
     _then_wait(parser)
     _confirmed(parser)
 
@@ -386,7 +384,6 @@ def node_wait(parser: Parser) -> None:
         "node",
         nargs="?",
         metavar="NODE",
-        complete=options.nodes,
         help="the node to be stopped; absent: until any may be",
     )
     parser.argument(
@@ -433,9 +430,7 @@ def topic_create(parser: Parser) -> None:
 
 def tail(parser: Parser) -> None:
     """Adds the arguments of `tail`."""
-    parser.argument(
-        "topics", nargs="+", metavar="TOPIC", complete=options.topics, help="a Kafka topic"
-    )
+    parser.argument("topics", nargs="+", metavar="TOPIC", help="a Kafka topic")
     which = parser.add_argument_group("which messages (absent: those that appear from now on)")
     parser.argument(
         "--from-beginning",
@@ -497,7 +492,6 @@ def dead_replay(parser: Parser) -> None:
     parser.argument(
         "--send-to",
         metavar="TOPIC",
-        complete=options.topics,
         help="send them to this topic; absent: each to where it was to go",
     )
     parser.argument(
@@ -541,7 +535,6 @@ def _letters(parser: Parser, *, with_places: bool = False) -> None:
         "--topic",
         group=group,
         metavar="TOPIC",
-        complete=options.topics,
         help="where the message was to go; of a RetryConsumer's letters also where it was read",
     )
     parser.argument(

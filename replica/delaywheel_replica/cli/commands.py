@@ -441,11 +441,10 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
         },
     ),
     "completion": Command(
-        "Print the script that lets bash or zsh complete commands, options and names.",
+        "Print the script that lets bash or zsh complete commands and options.",
         "delaywheel_replica.cli.completing:script",
         arguments.completion,
-        "Topics, levels and nodes are those that commands have seen on this machine.",
-        """
+        examples="""
             # In ~/.bashrc
             source <(delaywheel completion bash)
 

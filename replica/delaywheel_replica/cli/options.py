@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
-from delaywheel_replica.cli.reaching import add_options, asked_server
+from delaywheel_replica.cli.reaching import add_options
 from delaywheel_replica.cli.values import (
     parse_assignment,
     parse_count,
@@ -152,9 +151,7 @@ def one_message(parser: Parser, *, with_topic: bool = True) -> None:
     """Adds the ways to name a message."""
     parser.argument("handle", nargs="?", metavar="HANDLE", help="as `produce` printed it")
     if with_topic:
-        parser.argument(
-            "--topic", metavar="TOPIC", complete=topics, help="without a handle: its topic"
-        )
+        parser.argument("--topic", metavar="TOPIC", help="without a handle: its topic")
     parser.argument(
         "--id",
         dest="message_id",
@@ -168,7 +165,7 @@ def one_message(parser: Parser, *, with_topic: bool = True) -> None:
 def wanted(parser: Parser, *, with_id: bool = True) -> None:
     """Adds the conditions on pending messages."""
     group = parser.add_argument_group("which messages (those that have all of it)")
-    parser.argument("--topic", group=group, metavar="TOPIC", complete=topics, help="of this topic")
+    parser.argument("--topic", group=group, metavar="TOPIC", help="of this topic")
     parser.argument("--key", group=group, metavar="TEXT", help="with this key")
     parser.argument(
         "--header",
@@ -227,21 +224,11 @@ def _existing(path: Path, *, is_folder: bool) -> Path:
     return path
 
 
-def topics() -> list[str]:
-    """Returns topics that commands have seen."""
-    return seen_names.names(asked_server(), "topics")
-
-
-def nodes() -> list[str]:
-    """Returns the cluster's nodes that commands have seen."""
-    return seen_names.names(asked_server(), "nodes")
-
-
 def levels() -> Iterable[str]:
-    """Returns the service's levels, as seen by commands, or else the default ones."""
+    """Returns the levels of a service that has no others."""
     from delaywheel.levels import DEFAULT_LEVELS  # noqa: PLC0415
 
-    return seen_names.names(asked_server(), "levels") or DEFAULT_LEVELS
+    return DEFAULT_LEVELS
 
 
 def setting_names() -> list[str]:

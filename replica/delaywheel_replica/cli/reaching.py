@@ -48,11 +48,6 @@ class Nodes:
     key_secret: bytes | None = field(default=None, repr=False)
 
 
-def asked_server() -> str:
-    """Returns the nodes to ask where the command line names none."""
-    return _address({}, None).addresses
-
-
 def add_options(parser: Parser, group: ArgumentGroup) -> None:
     """Adds the options; the command gets one argument, `server`: `Nodes`."""
     parser.argument(

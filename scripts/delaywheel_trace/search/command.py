@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from delaywheel_replica.cli import options, seen_names
+from delaywheel_replica.cli import options
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import Command, Parser
 from delaywheel_replica.cli.reaching import Nodes
@@ -71,9 +71,7 @@ def _declare(parser: Parser) -> None:
         ("group", "NAME", "that this consumer group has processed"),
     ):
         parser.argument(f"--{name}", group=what, metavar=metavar, help=text)
-    parser.argument(
-        "--topic", group=what, metavar="TOPIC", complete=options.topics, help="of this topic"
-    )
+    parser.argument("--topic", group=what, metavar="TOPIC", help="of this topic")
     for name, text in (("from", "from this time on"), ("to", "before this time")):
         parser.argument(
             f"--{name}",
@@ -142,7 +140,5 @@ def trace(  # noqa: PLR0913 - the arguments of the command
 
     question = answering.question_of(target, having, from_ms, to_ms, limit, server.key_secret)
     found = answering.answer(question, uris, server, timeout_s)
-    topics = {topic for way in found.ways if (topic := way.first("topic")) is not None}
-    seen_names.note(server.addresses, topics=sorted(topics))
     showing.show(found, as_json=as_json, as_ndjson=as_ndjson)
     return found.exit_code

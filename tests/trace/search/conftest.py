@@ -61,10 +61,7 @@ class _PatientCommand(Command):
 
 
 @pytest.fixture
-def command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Command:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setenv("DELAYWHEEL_SERVER", "127.0.0.1:1")
     for name in ("DELAYWHEEL_INDEX", "DELAYWHEEL_PROFILE"):
         monkeypatch.delenv(name, raising=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from delaywheel import Client, Message, Reason, RefusedError, Result
-from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.doing.many import (
     UNCHECKED,
     message_of_json,
@@ -79,12 +78,10 @@ def produce(  # noqa: PLR0913 - as many as the command has
         make = partial(value_of_line if lines else message_of_json, **common)
         with client, opened(source) as descriptor:
             send(client, descriptor, make, as_ndjson=as_ndjson)
-        seen_names.note(server.addresses, topics=topics)
         return
     message = Message(value=_value_bytes(value, value_file), **common)
     with client:
         result = _sent(client, message)
-    seen_names.note(server.addresses, topics=topics)
     due_ms = message.due_ms
     assert due_ms is not None  # fixed at the sending
     if as_json or as_ndjson:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import described
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
@@ -69,11 +68,6 @@ def status(
             if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
                 say(_UNANSWERED)
             raise
-    seen_names.note(
-        server.addresses,
-        levels=[level.name for level in answer.levels],
-        nodes=[member.node for member in answer.members],
-    )
     found = verdict(answer)
     if as_json:
         print_json(_shape(answer, found))

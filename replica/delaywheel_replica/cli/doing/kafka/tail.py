@@ -8,7 +8,6 @@ from typing import Unpack
 
 from confluent_kafka import Consumer, KafkaException
 
-from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access, settings_failure
 from delaywheel_replica.cli.doing.kafka.reading import TopicRecords
 from delaywheel_replica.cli.failures import ExitCode
@@ -55,7 +54,6 @@ def tail(
     records = TopicRecords(consumer, dict.fromkeys(topics), timeout_s=where["timeout_s"])
     try:
         shown = records.read(from_beginning=from_beginning, last=last, until_end=until_end)
-        seen_names.note(where["server"].addresses, topics=topics)
         if not (from_beginning or last):
             note(f"waiting for messages in {', '.join(topics)} (Ctrl-C ends)")
         for record in islice(shown, count):

@@ -12,7 +12,6 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.kafka import (
     KafkaOptions,
     kafka_access,
@@ -20,7 +19,6 @@ from delaywheel_replica.cli.asking.kafka import (
     settings_failure,
 )
 from delaywheel_replica.cli.printing.text import note, say
-from delaywheel_replica.cli.reaching import asked_server
 
 _BROKERS_CHOOSE = -1
 """Kafka's own way to say: as the brokers have it by default."""
@@ -52,7 +50,6 @@ def create(
             new += 1
     if new:
         note("within 2 s all nodes accept messages for new topics")
-    seen_names.note(asked_server(), topics=topics)
 
 
 def _client(where: KafkaOptions) -> AdminClient:

@@ -6,7 +6,6 @@ from datetime import datetime
 
 from delaywheel.client.exchange.question import message_ref
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import content_text
@@ -33,7 +32,6 @@ def get(
     named = message_ref(handle, topic, message_id, due)
     request = pb.GetMessageRequest(message=named, find_place=True)
     message = ask(server, lambda stub: stub.GetMessage(request, timeout=timeout_s)).message
-    seen_names.note(server.addresses, topics=[message.topic])
     if as_json:
         print_json(shapes.stored_message(message, with_content=True))
         return

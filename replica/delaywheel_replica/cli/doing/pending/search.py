@@ -8,7 +8,6 @@ from typing import Any, TypedDict, Unpack, cast
 
 from delaywheel.client.searching import FilterOptions, filter_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import print_messages
@@ -121,7 +120,6 @@ def search(
         looking.print_looked()
         return
     messages = list(shown)
-    seen_names.note(server.addresses, topics=[message.topic for message in messages])
     if as_json:
         print_json(
             {

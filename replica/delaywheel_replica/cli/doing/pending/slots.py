@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.messages import print_messages
@@ -145,7 +144,6 @@ def slot(
         _print_if_more(stored, limit, silent)
         return
     messages = list(shown)
-    seen_names.note(server.addresses, topics=[message.topic for message in messages])
     if as_json:
         print_json(
             {
