@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,7 +27,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.frames import NO_FRAMES
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.link import TopicInfo
@@ -128,6 +129,19 @@ def test_what_is_done_or_cancelled_or_sent_again_is_not_found() -> None:
     assert folder.all(Wanted())[0] == [second.id]
     folder.progress = Progress(second.due_ms, None, {A1: 1})
     assert folder.all(Wanted())[0] == [second.id]  # a late copy, which no leader has taken yet
+
+
+def test_a_page_is_complete_once_what_is_missing_is_known_to_be_lost() -> None:
+    """It never was again, where a page had messages: their cancels were looked for among it."""
+    folder = Folder()
+    folder.write(A1, [message(10)])
+    folder.limits[A1] = 2  # nobody has the second frame
+    held = NodeHoldings(folder.limits, folder.progress, NO_FRAMES)
+    assert not folder.walk().page(Asked(Wanted()), PageStart(0), held).complete
+    held = replace(held, lost=FrameSet.of([(A1, 2)]))
+    page = folder.walk().page(Asked(Wanted()), PageStart(0), held)
+    assert [each.id for each in page.messages] == [message(10).id]
+    assert page.complete
 
 
 @pytest.mark.parametrize("ahead_s", [-100_000, 2, 100_000], ids=["past", "present", "future"])

@@ -362,7 +362,7 @@ class Scanner:
         slot: int,
         limits: Mapping[WheelId, int],
         *,
-        kind: Kind | None = None,
+        kind: Kind,
         after: Position | None = None,
         found: Found | None = None,
         lost: FrameSet = NO_FRAMES,
@@ -370,7 +370,7 @@ class Scanner:
         """Yields the readable frames of a slot, in the order of positions.
 
         Args:
-            kind: Only frames with messages or only those with cancels; None: both.
+            kind: Only frames with messages, or only those with cancels.
             after: The first frame is the one that contains this position.
             found: Called if one could not be read, or if it is unknown where one belongs.
         """

@@ -298,7 +298,9 @@ class Walk:
         """Yields the messages of a second that meet the filter, cancelled ones included."""
 
         def naming(kind: Kind) -> Iterator[Frame]:
-            for frame in self._scanner.frames(begin.slot, held.limits, kind=kind, found=found):
+            for frame in self._scanner.frames(
+                begin.slot, held.limits, kind=kind, found=found, lost=held.lost
+            ):
                 page.read_bytes += frame.length_bytes
                 yield frame
             page.complete = page.complete and found.complete
