@@ -54,10 +54,10 @@ def asked() -> Asked:
 
 
 @pytest.fixture
-def known(tmp_path: Path, asked: Asked) -> KnownTopics:
-    return KnownTopics(
-        PosixDisk(), tmp_path / "topics.json", ask=asked, refuses_absent=True, wait_s=0.3
-    )
+def known(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> KnownTopics:
+    monkeypatch.setattr(topics_module, "ANSWER_WAIT_S", 0.3)
+    monkeypatch.setattr(topics_module, "DOUBT_WAIT_S", 0.3)
+    return KnownTopics(PosixDisk(), tmp_path / "topics.json", ask=asked, refuses_absent=True)
 
 
 async def refused(known: KnownTopics, batch: RequestBatch) -> dict[int, Reason]:
@@ -118,9 +118,7 @@ async def test_after_a_question_without_an_answer_the_next_ones_wait_for_less(
 
 
 async def test_a_link_that_is_full_costs_no_waiting(tmp_path: Path) -> None:
-    known = KnownTopics(
-        PosixDisk(), tmp_path / "t", ask=lambda _: False, refuses_absent=True, wait_s=60
-    )
+    known = KnownTopics(PosixDisk(), tmp_path / "t", ask=lambda _: False, refuses_absent=True)
     assert await refused(known, batch("a")) == {}
 
 
@@ -205,7 +203,7 @@ async def test_what_is_known_outlives_a_restart(tmp_path: Path, known: KnownTopi
     known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("c",)))
     known.save_changes()
     asked = Asked()
-    again = KnownTopics(PosixDisk(), path, ask=asked, refuses_absent=True, wait_s=0.01)
+    again = KnownTopics(PosixDisk(), path, ask=asked, refuses_absent=True)
     assert await refused(again, batch("a", "b")) == {}
     assert asked.names == []
     assert await refused(again, batch("a", "b", partition=1)) == {}, "by no old file"

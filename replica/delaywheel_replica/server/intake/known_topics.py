@@ -83,20 +83,17 @@ class KnownTopics:
         *,
         ask: Callable[[AskTopic], bool],
         refuses_absent: bool,
-        wait_s: float = ANSWER_WAIT_S,
     ) -> None:
         """Reads the cache of an earlier process.
 
         Args:
             refuses_absent: Whether missing topics refuse messages; false if they are created at the
                 due.
-            wait_s: How long to wait for an answer about an unknown topic, unless in doubt.
         """
         self._disk = disk
         self._path = path
         self._ask = ask
         self._refuses_absent = refuses_absent
-        self._wait_s = wait_s
         self._present = BoundedTable[str, _KnownTopic](_PRESENT_BYTES)
         self._absent_ms = BoundedTable[str, int](_ABSENT_BYTES)
         for name, info in _load(disk, path).items():
@@ -104,7 +101,8 @@ class KnownTopics:
         # Topic -> the question that the cleaner has not answered yet.
         self._asked: dict[str, _Question] = {}
         self._room = SharedRoom(ASKED_AT_MOST)
-        self._waiters: set[_Waiter] = set()
+        # Who waits for answers -> the topics that are still unanswered.
+        self._waiting: dict[asyncio.Future[None], set[str]] = {}
         self._is_in_doubt = False
         self._unsaved = False
 
@@ -145,13 +143,13 @@ class KnownTopics:
 
     async def _wait(self, names: set[str]) -> None:
         """Waits briefly until all of these are settled."""
-        waiter = _Waiter(names, asyncio.get_running_loop().create_future())
-        self._waiters.add(waiter)
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[settled] = names
         try:
-            wait_s = min(self._wait_s, DOUBT_WAIT_S) if self._is_in_doubt else self._wait_s
-            await asyncio.wait([waiter.settled], timeout=wait_s)
+            wait_s = DOUBT_WAIT_S if self._is_in_doubt else ANSWER_WAIT_S
+            await asyncio.wait([settled], timeout=wait_s)
         finally:
-            self._waiters.discard(waiter)
+            del self._waiting[settled]
 
     def end_waits(self) -> None:
         """Has no caller wait any longer, because the node stops."""
@@ -223,10 +221,10 @@ class KnownTopics:
         for name in names:
             if (question := self._asked.pop(name, None)) is not None:
                 self._room.give_back(question.sharer)
-        for waiter in self._waiters:
-            waiter.names.difference_update(names)
-            if not waiter.names and not waiter.settled.done():
-                waiter.settled.set_result(None)
+        for settled, unanswered in self._waiting.items():
+            unanswered.difference_update(names)
+            if not unanswered and not settled.done():
+                settled.set_result(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,19 +236,6 @@ class _Question:
     """
 
     sharer: Hashable
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiter:
-    """A caller that waits for the cleaner's answer.
-
-    Attributes:
-        names: The topics that are still unanswered.
-        settled: Resolved once there is none.
-    """
-
-    names: set[str]
-    settled: "asyncio.Future[None]"
 
 
 @dataclass(frozen=True, slots=True)
