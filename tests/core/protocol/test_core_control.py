@@ -55,12 +55,11 @@ def test_every_record_is_read_back(
         lost_record(FrameRange(wheel, 3, 5)),
         progress_record(progress),
     ]
-    state = ControlState().apply_all(records, offset=7)
+    state = ControlState().apply_all(records)
     assert state.progress == progress
     assert state.nodes == {node: NodeRecord("disk", number)}
     assert state.wheels == {wheel: record}
     assert state.lost == {(wheel, 3), (wheel, 4), (wheel, 5)}
-    assert state.leaders[0].offset == 7
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(1, 9))), wheel_ids)
@@ -181,11 +180,6 @@ def test_a_malformed_record_is_named(key: bytes, value: bytes | None) -> None:
         ControlState().apply(key, value, 42)
     assert caught.value.key == key.decode()
     assert caught.value.offset == 42
-
-
-def test_a_node_record_of_an_earlier_release_counts_no_saves() -> None:
-    state = ControlState().apply(b"node/a", b'{"storage": "disk", "last_number": 3}', 0)
-    assert state.nodes == {"a": NodeRecord("disk", 3, saves=0)}
 
 
 def test_records_of_a_later_release_are_refused_by_name() -> None:

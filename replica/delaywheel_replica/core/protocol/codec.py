@@ -8,7 +8,6 @@ and never a KeyError from inside a decision.
 |---|---|
 | int, str, bool, None | the same |
 | `Annotated[..., check]` | the same, as the check returns it; refused if it raises |
-| `Annotated[..., Added(x)]` | the same; x where an earlier release wrote no such field |
 | StrEnum | its text |
 | a class with `to_json` and `from_json` | what these make of it |
 | a class with `parse`, `Annotated[..., Text(...)]` | text, also as a key |
@@ -80,13 +79,6 @@ class Text:
 
     dump: Callable[[Any], str]
     load: Callable[[str], Any]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Added:
-    """A field that earlier releases did not write, in its annotation, with what it was then."""
-
-    value: Any
 
 
 Natural = Annotated[int, between(0)]
@@ -354,13 +346,12 @@ class _Field(NamedTuple):
     name: str
     load: _Load
     is_plain: bool
-    added: Added | None
 
 
 def _dataclass(kind: Any) -> _Codec:
     hints = type_hints(kind, include_extras=True)
     codecs = {field.name: _codec(hints[field.name]) for field in dataclasses.fields(kind)}
-    table = [_Field(name, *codec[1:], _added(hints[name])) for name, codec in codecs.items()]
+    table = [_Field(name, *codec[1:]) for name, codec in codecs.items()]
     dumps = [(name, codec.dump) for name, codec in codecs.items() if codec.dump is not None]
 
     def dump(value: Any) -> dict[str, Any]:
@@ -378,16 +369,9 @@ def _dataclass(kind: Any) -> _Codec:
     return _Codec(dump, load)
 
 
-def _added(hint: Any) -> Added | None:
-    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, Added)), None)
-
-
 def _field(field: _Field, document: dict[str, Any], known: Unchanged | None) -> Any:
-    name, load, is_plain, added = field
+    name, load, is_plain = field
     if name not in document:
-        if added is not None:
-            return added.value
         raise MalformedError(f"{name} is missing")
     try:
         if known is None or is_plain:

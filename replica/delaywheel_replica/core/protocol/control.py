@@ -15,12 +15,11 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Annotated, Final, TypeVar
+from typing import Final, TypeVar
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.codec import (
-    Added,
     MalformedError,
     Natural,
     Positive,
@@ -122,7 +121,7 @@ class NodeRecord:
 
     storage: str
     last_number: Natural
-    saves: Annotated[Natural, Added(0)] = 0
+    saves: Natural = 0
 
     def on(self, storage: str) -> "NodeRecord":
         """Returns the record of the same node, with another storage: its numbers continue."""
@@ -244,7 +243,7 @@ class ControlState:
         except MalformedError as error:
             raise ControlRecordMalformedError(text, offset, str(error)) from error
 
-    def apply_all(self, records: "list[ControlRecord]", offset: int = -1) -> "ControlState":
+    def apply_all(self, records: "list[ControlRecord]") -> "ControlState":
         """Returns the state after these records, for use where offsets do not matter."""
         state = self
         for of_messages, some in groupby(records, _is_of_message):
@@ -252,7 +251,7 @@ class ControlState:
                 state = _apply_reschedules(state, some)
                 continue
             for key, value in some:
-                state = state.apply(key, value, offset)
+                state = state.apply(key, value, -1)
         return state
 
     def remaining(self, record: WheelRecord) -> dict[str, str]:
