@@ -16,7 +16,7 @@ from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World
 from support.due.wheels import Wheels
-from support.kafka.read_committed import CommittedReader, create_topic
+from support.kafka.read_committed import CommittedReader
 
 pytestmark = pytest.mark.kafka
 
@@ -132,36 +132,6 @@ def test_a_cleaner_that_is_started_again_goes_on(
     assert sorted(int(each.value() or b"") for each in received) == [
         number for number in range(15) if number % 5 != 2
     ]
-
-
-def test_a_compacted_topic_is_reported_and_keeps_nothing_from_leading(
-    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
-) -> None:
-    name = KafkaNames(cluster_id).ingress
-    create_topic(kafka.address, name, config={"cleanup.policy": "compact"})
-    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
-        world.wait_leading()
-        status = world.wait_for(
-            "reported", lambda s: s.ingress is not None and bool(s.ingress.faults)
-        )
-        assert status.ingress is not None
-        assert f"{name} has cleanup.policy=compact" in status.ingress.faults[0]
-        assert (status.ingress.partitions, status.kafka_error) == (0, None)
-
-
-def test_topics_are_made_as_the_settings_say(
-    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
-) -> None:
-    more = f"more-{cluster_id}"
-    names = {KafkaNames(cluster_id).ingress, more}
-    with World(
-        kafka.address, wheels.data, cluster_id, wheels, ingress_topics=[more], ingress_partitions=4
-    ) as world:
-        world.wait_leading()
-        world.wait_for("found", lambda s: s.ingress is not None and s.ingress.partitions == 8)
-    admin = AdminClient({"bootstrap.servers": kafka.address})
-    known = admin.list_topics(timeout=60).topics
-    assert {name: len(known[name].partitions) for name in names} == dict.fromkeys(names, 4)
 
 
 def test_without_ingress_no_topic_is_made(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
@@ -13,14 +11,11 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.kafka import producers
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
-from delaywheel_replica.core.protocol import status_files
-from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, node_record
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
-from delaywheel_replica.link import NodeStorage
 from local.loopback.kafka import KafkaBroker
-from support.cleaner.cleaner_world import STORAGE, World, now_ms, sent
+from support.cleaner.cleaner_world import World, now_ms, sent
 from support.due.wheels import Sent, Wheels
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import (
@@ -44,11 +39,6 @@ def world(kafka: KafkaBroker, cluster_id: str, wheels: Wheels) -> Iterator[World
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
         yield world
-
-
-def outcomes(kafka: KafkaBroker, cluster_id: str, count: int) -> list[dict[str, object]]:
-    records = read_all(kafka.address, KafkaNames(cluster_id).outcomes, at_least=count)
-    return [json.loads(record.value() or b"") for record in records]
 
 
 def arrived(kafka: KafkaBroker, topic: str, rows: list[Sent]) -> list[bytes | None]:
@@ -94,38 +84,6 @@ def test_messages_go_out_whole_in_order_and_never_early(
     assert done.progress.due_ms >= rows[2].due_ms
 
 
-def test_duplicates_and_cancelled_messages_are_accounted_for(
-    kafka: KafkaBroker, world: World, topic: str, cluster_id: str
-) -> None:
-    kept, cancelled = sent(topic, 4_000, b"kept"), sent(topic, 4_000, b"cancelled")
-    world.server.write([kept, cancelled])
-    world.server.write([kept])
-    world.server.cancel([cancelled])
-    world.wait_for("done", lambda s: s.progress is not None and s.progress.due_ms >= kept.due_ms)
-    assert [m.value() for m in read_all(kafka.address, topic, at_least=1)] == [b"kept"]
-    reported = {(o["outcome"], o["id"]) for o in outcomes(kafka, cluster_id, 2)}
-    assert reported == {("duplicate", kept.id.hex()), ("cancelled", cancelled.id.hex())}
-
-
-def test_a_restart_delivers_what_was_pending_once(
-    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
-) -> None:
-    before = []
-    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
-        world.wait_leading()
-        before = [sent(topic, 100 + 10 * n, b"%d" % n) for n in range(20)]
-        world.server.write(before)
-        assert len(arrived(kafka, topic, before)) == 20
-        later = [sent(topic, 4_000, b"later")]
-        world.server.write(later)
-        world.stop()
-        assert any(record.closed_at is not None for record in world.status.wheels.values())
-    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
-        world.wait_leading()
-        values = arrived(kafka, topic, before + later)
-    assert sorted(values, key=str) == sorted([r.value for r in before + later], key=str)
-
-
 def test_a_wheel_that_is_left_is_closed_and_at_last_unregistered(world: World, topic: str) -> None:
     world.server.write([sent(topic, 200, b"x")])
     first = min(world.status.wheels)
@@ -137,21 +95,6 @@ def test_a_wheel_that_is_left_is_closed_and_at_last_unregistered(world: World, t
     )
     world.server.write([sent(topic, 100, b"y")])
     world.wait_for("goes on", lambda s: s.counters.get("forwarded") == 2)
-
-
-def test_an_answer_about_lower_wheels_closes_nothing(world: World, topic: str) -> None:
-    """It named other wheels: for this one it would mean "nothing is held"."""
-    (written,) = world.server.write([sent(topic, 60_000, b"x")])
-    world.server.answers_lower = True
-    world.server.reopen()
-    wanted = world.wait_for("wanted", lambda s: bool(s.fences))
-    assert [(fence.origin, fence.upto) for fence in wanted.fences] == [("n1", written.wheel.number)]
-    offset = wanted.monotonic_ms + 1_000
-    waited = world.wait_for("some idle commits", lambda s: s.monotonic_ms > offset)
-    assert closed_at(waited, written.wheel) is None
-    world.server.answers_lower = False
-    world.wait_for("closed", lambda s: closed_at(s, written.wheel) == 1)
-    world.wait_for("wants nothing more", lambda s: not s.fences)
 
 
 def closed_at(status: CleanerStatus, wheel: WheelId) -> int | None:
@@ -265,47 +208,6 @@ def test_connections_that_break_tear_and_double_nothing(
             proxy.cut()
         values = arrived(kafka, topic, rows)
     assert sorted(values, key=str) == sorted([row.value for row in rows], key=str)
-
-
-def test_what_the_operator_says_of_a_node_is_committed(
-    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
-) -> None:
-    names = KafkaNames(cluster_id)
-    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
-        world.wait_leading()
-    earlier = LeaderProducers(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
-    assert earlier.init(0, PATIENT_MS).verdict is TransactionState.CONTINUE
-    earlier.begin(0)
-    key, value = node_record("old", NodeRecord("disk", 7))
-    record = Record(names.control, key.encode(), value, [], partition=0)
-    assert earlier.commit(0, record, PATIENT_MS).verdict is TransactionState.COMMITTED
-    earlier.destroy()
-    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
-        world.wait_leading()
-        assert world.status.nodes["old"] == NodeRecord("disk", 7)
-        for storage in ("new", REMOVED):
-            said, known = NodeStorage("old", storage), NodeRecord(storage, 7)
-            # Again and again, as the server does: a leader forgets it with its term.
-            wait_until("it is committed", partial(is_known, world, said, known))
-        assert world.status.nodes["n1"].storage == STORAGE
-
-
-def is_known(world: World, reported: NodeStorage, known: NodeRecord) -> bool:
-    """Announces a node to the cleaner; returns whether its record is committed by now."""
-    if world.status.nodes.get(reported.node) == known:
-        return True
-    world.say(reported)
-    return False
-
-
-def test_the_server_dies_and_its_cleaner_steps_down(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(status_files, "SERVER_FRESH_MS", 500)
-    world.server.silent = True
-    world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
-    world.server.silent = False
-    world.wait_for("leads again", lambda s: s.role is Role.LEADING)
 
 
 def test_a_control_topic_missing_beside_messages_is_refused(

@@ -80,17 +80,6 @@ def test_it_asks_and_with_a_vote_it_leads(place: Place) -> None:
     assert place.leadership.counters["elections"] == 1
 
 
-def test_without_a_vote_it_disturbs_nobody(place: Place) -> None:
-    place.never(lambda: place.view.role is not Role.STANDBY, for_s=20)
-    assert not place.kafka.has(NAMES.control)
-
-
-def test_who_hears_too_few_does_not_even_ask(place: Place) -> None:
-    place.heard.clear()
-    place.agrees = {"b", "c"}
-    place.never(lambda: place.view.prevote_request is not None, for_s=10)
-
-
 def test_while_a_leader_is_heard_nobody_asks_and_then_soon(place: Place) -> None:
     place.hears_leader = True
     place.never(lambda: place.view.prevote_request is not None, for_s=10)
@@ -227,17 +216,6 @@ def test_of_two_clocks_that_differ_the_one_leads_that_is_kafkas(place: Place) ->
     place.agrees, place.heard, place.peers_ahead_ms = {"b"}, {"b"}, DAY_MS
     place.until(lambda: "behind that of b" in str(place.view.error))
     place.until(lambda: place.view.role is Role.LEADING)
-
-
-def test_of_two_clocks_that_differ_the_other_one_commits_nothing(place: Place) -> None:
-    place.agrees, place.heard, place.peers_ahead_ms = {"b"}, {"b"}, -DAY_MS
-    place.clock.step(DAY_MS)
-    place.until(lambda: "ms ahead of that of Kafka" in str(place.view.error))
-    place.never(lambda: place.view.role is Role.LEADING, for_s=100)
-    assert b"progress" not in place.kafka.live(NAMES.control)
-    place.clock.step(-DAY_MS)
-    place.peers_ahead_ms = 0
-    place.until(lambda: place.view.role is Role.LEADING, within_s=10)
 
 
 # --- leaving
@@ -552,19 +530,13 @@ def test_a_new_leader_first_listens_for_as_long_as_a_node_has_to_be_silent(place
     place.until(lambda: place.view.fences == (Fence("c", 1),))
 
 
-def test_a_node_that_the_operator_replaced_gets_its_new_storage(place: Place) -> None:
+def test_a_node_has_the_storage_that_the_operator_gives_it_or_none(place: Place) -> None:
     place.lead()
     place.give_wheel("c")
     assert place.view.state.nodes["c"].storage == "disk-c"
-    place.leadership.replace("c", "new disk")
-    place.until(lambda: place.view.state.nodes["c"].storage == "new disk", within_s=0.2)
-
-
-def test_a_node_that_the_operator_took_out_has_no_storage(place: Place) -> None:
-    place.lead()
-    place.give_wheel("c")
-    place.leadership.replace("c", REMOVED)
-    place.until(lambda: place.view.state.nodes["c"].storage == REMOVED, within_s=0.2)
+    for storage in ("new disk", REMOVED):
+        place.leadership.replace("c", storage)
+        place.until(lambda to=storage: place.view.state.nodes["c"].storage == to, within_s=0.2)  # type: ignore[misc]
 
 
 def test_what_the_operator_said_goes_with_the_term(place: Place) -> None:

@@ -40,30 +40,6 @@ def test_a_message_appears_as_it_was_sent(world: World, client: Any) -> None:
     assert moved.outcome is RescheduleOutcome.ALREADY_DELIVERED
 
 
-def test_another_due(world: World, client: Any) -> None:
-    handle = client.produce(world.topic, b"v", delay=LATER)
-    to = world.now() + 2 * LATER
-    moved = client.reschedule(handle, to=to)
-    assert moved.outcome is RescheduleOutcome.RESCHEDULED
-    assert moved.handle.slot == moved.due_ms // 1000
-    assert moved.handle.id == handle.id
-    assert client.reschedule(handle, to=to + LATER) == moved
-    old = client.get(handle)
-    assert (old.state, old.rescheduled_to_ms) == (MessageState.RESCHEDULED, moved.due_ms)
-    assert client.get(moved.handle).state is MessageState.PENDING
-    cancelled = client.cancel(handle)
-    assert (cancelled.outcome, cancelled.due_ms) == (CancelOutcome.RESCHEDULED, moved.due_ms)
-    assert client.cancel(moved.handle).outcome is CancelOutcome.CANCELLED
-
-
-def test_what_was_never_accepted(world: World, client: Any) -> None:
-    named = {"topic": world.topic, "id": uuid.uuid4(), "due": world.now() + LATER}
-    assert client.get(**named) is None
-    assert client.cancel(**named).outcome is CancelOutcome.NOT_FOUND
-    moved = client.reschedule(**named, to=world.now() + 2 * LATER)
-    assert moved.outcome is RescheduleOutcome.NOT_FOUND
-
-
 def test_of_many_each_is_answered(world: World, client: Any) -> None:
     messages = [Message(world.topic, b"%d" % n, delay="1h" if n % 3 else "300d") for n in range(9)]
     results = client.produce_many(messages)

@@ -30,7 +30,6 @@ from delaywheel_replica.core.election.events import (
     TransactionReport,
 )
 from delaywheel_replica.core.election.machine import (
-    ASKING_MS,
     IDLE_COMMIT_MS,
     LASTING_MS,
     MAX_SILENCE_MS,
@@ -340,31 +339,6 @@ def test_a_node_alone_stands_at_once_and_others_in_turn_after_the_silence() -> N
     assert [in_turn(stands_at(standby(nodes=3, rank=n), 0), MIN_SILENCE_MS, n) for n in range(3)]
 
 
-def test_hearing_a_leader_puts_the_standing_off() -> None:
-    election = standby(nodes=3)
-    for now_ms in range(0, 5_000, 100):
-        assert election.step(tick(now_ms, heard_ms=now_ms - 100)) == []
-        assert election.phase is ElectionPhase.STANDBY
-    heard_ms = 4_800
-    found_ms = stands_at(election, 5_000, heard_ms=heard_ms)
-    assert in_turn(found_ms, heard_ms + MIN_SILENCE_MS)
-
-
-def test_who_asks_in_vain_begins_a_new_round() -> None:
-    election = asking()
-    first = election.prevote_request
-    assert election.step(tick(START_MS + ASKING_MS - 1)) == []
-    assert election.prevote_request == first
-    assert election.step(tick(START_MS + ASKING_MS)) == []
-    assert (election.phase, election.prevote_request) == (ElectionPhase.STANDBY, None)
-    for now_ms in (START_MS + ASKING_MS + 10, START_MS + ASKING_MS + 10 + 2 * RANK_MS):
-        election.step(tick(now_ms))
-    second = election.prevote_request
-    assert first is not None
-    assert second is not None
-    assert second.round == first.round + 1
-
-
 def test_who_hands_over_alone_has_nobody_to_wait_for() -> None:
     election = leading()
     now_ms = START_MS + 10
@@ -391,10 +365,6 @@ def test_without_a_living_server_enough_peers_or_a_clock_nobody_stands(
         assert election.step(tick(now_ms, **what)) == []
         assert election.phase is ElectionPhase.STANDBY
     assert in_turn(stands_at(election, 9_000), 9_000)
-    if nodes > 1:
-        election = asking()
-        assert election.step(tick(START_MS + 10, **what)) == []
-        assert election.phase is ElectionPhase.STANDBY
 
 
 def test_every_candidacy_has_a_token_of_its_own() -> None:

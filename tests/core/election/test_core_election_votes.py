@@ -16,7 +16,6 @@ from delaywheel_replica.core.election.events import (
     InitProducers,
     InitsDone,
     MarkReport,
-    Stop,
     TransactionReport,
 )
 from delaywheel_replica.core.election.machine import (
@@ -180,12 +179,6 @@ def test_asking_ends_when_a_leader_is_heard_or_a_vote_was_given() -> None:
     assert again_ms >= at_ms + 150 + MIN_SILENCE_MS
 
 
-def test_one_who_asks_may_stop() -> None:
-    election, at_ms = asking()
-    assert election.step(Stop(at_ms)) == []
-    assert election.phase is ElectionPhase.STOPPED
-
-
 def test_where_one_is_enough_nobody_is_asked_but_the_control_topic_has_to_be_quiet() -> None:
     election = Election(config(required=1))
     late = MIN_SILENCE_MS + STAGGER_MS
@@ -200,11 +193,6 @@ def test_a_majority_needs_no_quiet_control_topic() -> None:
     election, at_ms = asking()
     election.step(tick(at_ms + 100, **votes_for(election, "b"), control_quiet_ms=0))
     assert stands(election)
-
-
-def test_a_node_alone_asks_nobody() -> None:
-    election = Election(config(nodes=1, required=1))
-    assert election.step(tick(0)) == [InitProducers("r-1")]
 
 
 # --- turns
@@ -335,8 +323,3 @@ def test_a_node_with_a_clock_that_is_off_does_not_ask() -> None:
         election.step(tick(now_ms, unfit=EndReason.CLOCK_OFF))
         assert not asks(election)
     run_until(election, asks, from_ms=10_000, within_ms=STAGGER_MS)
-
-
-def test_who_is_fit_stays_in_term() -> None:
-    election = leading(5_000)
-    keep_leading(election, 5_000, 20_000)

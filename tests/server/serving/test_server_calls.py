@@ -5,7 +5,6 @@ Each question, reason and outcome of the protocol, tests/client/table asks of a 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -21,7 +20,6 @@ from grpc_reflection.v1alpha import reflection_pb2
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.link import AskTopic, TopicInfo
 from support.server.server_process import ServerProcess, wait_until
 
@@ -140,28 +138,6 @@ def test_a_stream_waits_where_a_call_would_be_refused(server: ServerProcess) -> 
     assert all(len(answer.results) == 20 for answer in answers)
 
 
-def test_a_message_is_found_by_its_handle_and_by_id_and_due(server: ServerProcess) -> None:
-    due = now_ms() + 100_000
-    headers = [pb.Header(name="a", value=b"1"), pb.Header(name="a"), pb.Header(name="b", value=b"")]
-    id_ = os.urandom(16)
-    (result,) = server.produce(
-        row(id=id_, key=b"", headers=headers, deliver_at_ms=due, partition=2, timestamp_ms=9)
-    )
-    by_handle, by_id = (
-        server.stub.GetMessage(pb.GetMessageRequest(message=reference), timeout=20).message
-        for reference in (
-            pb.MessageRef(handle=result.handle),
-            pb.MessageRef(id_and_due=pb.IdAndDue(id=id_, due_ms=due, topic="orders")),
-        )
-    )
-    assert by_handle == by_id
-    assert (by_id.id, by_id.due_ms, by_id.topic) == (id_, due, "orders")
-    assert (by_id.partition, by_id.timestamp_ms) == (2, 9)
-    assert by_id.HasField("key")
-    assert (by_id.key, by_id.value, list(by_id.headers)) == (b"", b"v", headers)
-    assert by_id.state == pb.MESSAGE_STATE_PENDING
-
-
 def test_a_long_list_of_slots_says_where_it_goes_on(server: ServerProcess) -> None:
     slot = now_ms() // 1000 + 500
     server.produce(*[row(deliver_at_ms=(slot + number) * 1000) for number in range(5)])
@@ -185,11 +161,6 @@ def test_seconds_are_summed(server: ServerProcess) -> None:
     ]
 
 
-def cancel(server: ServerProcess, handle: str, timeout: float = 20) -> int:
-    request = pb.CancelRequest(messages=[pb.MessageRef(handle=handle)])
-    return server.stub.Cancel(request, timeout=timeout).results[0].outcome
-
-
 def test_a_damaged_frame_that_somebody_comes_upon_ends_its_wheel(tmp_path: Path) -> None:
     """An origin that cannot serve a frame of its own opens its spare; the leader learns of it."""
     with ServerProcess(tmp_path / "n1") as server:
@@ -211,19 +182,6 @@ def _wheel_of(server: ServerProcess) -> str:
         return str(server.produce(row())[0].handle)
     except grpc.RpcError:
         return ""
-
-
-def test_without_a_leader_nothing_is_withdrawn(server: ServerProcess) -> None:
-    (result,) = server.produce(row())
-    server.cleaner.role = Role.STANDBY
-    try:
-        wait_until("no leader", lambda: not server.describe().HasField("leader"))
-        with pytest.raises(grpc.RpcError) as caught:
-            cancel(server, result.handle)
-    finally:
-        server.cleaner.role = Role.LEADING
-    assert status_of(caught.value)[:2] == (grpc.StatusCode.UNAVAILABLE, "NO_LEADER")
-    wait_until("a leader", lambda: server.describe().HasField("leader"))
 
 
 def test_the_cluster_is_described(server: ServerProcess) -> None:

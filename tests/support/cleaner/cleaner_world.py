@@ -55,9 +55,6 @@ class PretendedServer:
 
     def __init__(self, data: Path, link: Link, wheels: Wheels) -> None:
         self.draining = False
-        self.silent = False
-        # While it is set, answers are made to lower promises than are wanted.
-        self.answers_lower = False
         self.topics: dict[str, Topics] = {}
         self._link = link
         self._wheels = wheels
@@ -135,13 +132,12 @@ class PretendedServer:
         return tuple(self._answer(fence, seqs) for fence in fences)
 
     def _answer(self, fence: Fence, seqs: Mapping[WheelId, int]) -> Promise:
-        upto = fence.upto - 1 if self.answers_lower else fence.upto
         applied = {
             wheel: seq
             for wheel, seq in seqs.items()
-            if wheel.node == fence.origin and wheel.number <= upto
+            if wheel.node == fence.origin and wheel.number <= fence.upto
         }
-        return Promise(NODE, STORAGE, Fence(fence.origin, upto), applied)
+        return Promise(NODE, STORAGE, fence, applied)
 
     def _take_wheels(self) -> None:
         status = self.status()
@@ -161,8 +157,6 @@ class PretendedServer:
         return max((wheel.number for wheel in own if wheel is not None), default=0)
 
     def _report(self) -> None:
-        if self.silent:
-            return
         with self._lock:
             seqs = self._wheels.last_seqs()
             top_slots: dict[WheelId, int] = {}
@@ -277,10 +271,6 @@ class World:
             assert self.failure is None, self.failure
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {status}"
             time.sleep(0.01)
-
-    def say(self, message: LinkMessage) -> None:
-        """Says something to the cleaner."""
-        assert self._mine.send(message)
 
     def stop(self, *, timeout_s: float = 60) -> None:
         """Stops as a node does."""

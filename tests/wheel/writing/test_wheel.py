@@ -496,3 +496,11 @@ def test_slot_files_beside_a_missing_meta_are_left_alone() -> None:
     disk.delete(DATA / "wheels" / "node-1.1" / "meta.json")
     assert delete_halves(disk, DATA) == []
     assert len(disk.paths()) == len(before) - 1
+
+
+def test_groups_and_cancels_share_one_run_of_seqs() -> None:
+    wheel = new_wheel(SimulatedDisk(), DATA)
+    columns = columns_of([Message(BASE_SLOT * 1000, bytes(16), "t")])
+    first = wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
+    second = wheel.append(names_of(columns), kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
+    assert [*rows_by_seq(first), *rows_by_seq(second)] == [1, 2]
