@@ -30,8 +30,8 @@ from local.loopback.cluster import LocalCluster
 from local.loopback.node import send_signal
 from support.clients.command import Command
 from support.kafka.read_committed import CommittedReader, create_topic
+from support.process.waiting import wait_until
 from support.services.ingress import Sender
-from support.services.service import wait_until
 from support.services.trio import NO_METRICS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]

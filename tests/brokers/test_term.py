@@ -19,7 +19,7 @@ from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import send_signal
 from support.kafka.read_committed import CommittedReader
 from support.process.night import at_night
-from support.services.service import wait_until
+from support.process.waiting import wait_until
 from support.services.trio import NO_METRICS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]

@@ -12,7 +12,8 @@ import pytest
 
 from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command
-from support.services.service import Service, wait_until
+from support.process.waiting import wait_until
+from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 

@@ -25,7 +25,7 @@ from support.clients.fake_service import (
     hang,
     refuse_rows,
 )
-from support.services.service import wait_until
+from support.process.waiting import wait_to_be_told, wait_until
 
 SOON = timedelta(seconds=5)
 HANDLE = Handle("a.1", 17, bytes(16), "orders")
@@ -342,15 +342,9 @@ class TestNeverSent:
     @pytest.mark.parametrize("address", ["no-such-host.invalid:7420", "127.0.0.1:1"])
     def test_a_node_that_was_never_reached_has_nothing(self, make: Make, address: str) -> None:
         with make(address) as client:
-
-            def is_told() -> bool:
-                """Whether it hears so before it gives up; on a busy machine it may not."""
-                with pytest.raises(TimedOutError) as reported:
-                    client.produce("t", b"", delay=SOON, timeout=0.5)
-                assert reported.value.outcome_known
-                return "UNAVAILABLE" in str(reported.value)
-
-            wait_until("it is told why", is_told)
+            wait_to_be_told(
+                "UNAVAILABLE", lambda: client.produce("t", b"", delay=SOON, timeout=0.5)
+            )
 
     def test_nor_has_one_that_takes_connections_and_says_nothing(self, make: Make) -> None:
         with black_hole() as address, make(address) as client:

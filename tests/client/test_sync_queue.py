@@ -29,7 +29,7 @@ from support.clients.fake_service import (
     refuse_rows,
     rows_of,
 )
-from support.services.service import wait_until
+from support.process.waiting import wait_until
 
 SOON = timedelta(seconds=5)
 

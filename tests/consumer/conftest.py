@@ -20,7 +20,7 @@ from local.loopback.shared import PASSWORD, JoinedBroker
 from support.kafka.read_committed import create_topic, topic_exists
 from support.kafka.rights import Rights
 from support.kafka.safe_listener import listen_safely, make_certificate
-from support.services.service import wait_until
+from support.process.waiting import wait_until
 from support.services.trio import NO_METRICS
 
 NODES = int(os.environ.get("DELAYWHEEL_DRILL_NODES", "1"))

@@ -17,9 +17,8 @@ from delaywheel.consumer import (
     RetryConsumer,
 )
 from local.loopback.kafka import KafkaBroker
-from support.consumer.killed import still_away
 from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, headers_of
-from support.services.service import wait_until
+from support.process.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -226,48 +225,9 @@ def test_a_rebalance_waits_for_what_is_in_hand(
         with consume() as second:
             # The second joins only when the first has given up what it has: after these.
             threading.Timer(1.0, lambda: [message.done() for message in in_hand]).start()
-            deadline = time.monotonic() + PATIENCE_S
-            while not second.partitions:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until("it has joined", lambda: second.partitions)
             assert first.counts.done == 10
             assert second.receive(0.5) is None
-
-
-def test_the_order_of_keys_is_kept_over_retries_and_consumers(
-    kafka: KafkaBroker,
-    orders: str,
-    send: Send,
-    consume: Callable[..., RetryConsumer],
-) -> None:
-    """Each key's first record fails twice, its third once; midway another consumer takes over."""
-    for number in range(24):
-        send(b"%d" % number, key=b"key %d" % (number % 4))
-    failures = dict.fromkeys(range(4), 2) | dict.fromkeys(range(8, 12), 1)
-    handled: dict[bytes | None, list[int]] = {}
-
-    def handle(consumer: RetryConsumer, until: int) -> None:
-        done = 0
-        while done < until:
-            with next_message(consumer) as message:
-                number = int(message.value or b"")
-                if message.attempt <= failures.get(number, 0):
-                    raise OSError(number)
-                handled.setdefault(message.key, []).append(number)
-                done += 1
-
-    with consume(ordered=True, retry=("300ms", "600ms")) as first:
-        handle(first, 9)
-        assert first.flush(PATIENCE_S)
-    with consume(ordered=True, retry=("300ms", "600ms")) as second:
-        handle(second, 15)
-        assert second.flush(PATIENCE_S)
-    expected = {b"key %d" % key: list(range(key, 24, 4)) for key in range(4)}
-    assert handled == expected
-    assert first.counts.parked + second.counts.parked > 0
-    assert first.counts.dead + second.counts.dead == 0
-    # Nothing is known to be away any more.
-    assert still_away(kafka.address, f"{orders}-order-{GROUP}", partitions=2) == []
 
 
 def test_a_consumer_without_partitions_waits_for_its_turn(
@@ -341,10 +301,7 @@ def test_a_group_that_shares_partitions_in_another_way_is_named(
     )
     other.subscribe([orders])
     send(b"1")
-    deadline = time.monotonic() + PATIENCE_S
-    while not other.assignment():
-        other.poll(0.1)
-        assert time.monotonic() < deadline
+    wait_until("it has joined", lambda: other.poll(0.1) or other.assignment())
     with pytest.raises(ConsumerError) as reported, consume() as consumer:
         consumer.receive(PATIENCE_S)
     assert reported.value.reason is ConsumerReason.GROUP_DIFFERS
@@ -385,10 +342,7 @@ def test_without_an_ingress_topic_it_waits_and_stops_if_that_goes(
 
     def make_ingress() -> None:
         with start() as waiting:
-            deadline = time.monotonic() + PATIENCE_S
-            while ingress not in (waiting.trouble or ""):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until("it says so", lambda: ingress in (waiting.trouble or ""))
             assert list(waiting.health.troubles) == [ConsumerTrouble.NO_INGRESS]
             create_topic(kafka.address, ingress)
             message = waiting.receive(PATIENCE_S)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from support.consumer import sleeper
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import CommittedReader, create_topic
 from support.process.night import at_night
+from support.process.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -45,10 +45,7 @@ def running(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for(path: Path, text: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not path.exists() or text not in path.read_text():
-        assert time.monotonic() < deadline, path.read_text() if path.exists() else text
-        time.sleep(0.02)
+    wait_until(f"{path} has {text}", lambda: path.exists() and text in path.read_text())
 
 
 @pytest.mark.timeout(5 * PATIENCE_S)

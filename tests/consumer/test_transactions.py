@@ -11,10 +11,10 @@ from confluent_kafka.admin import AdminClient
 
 from delaywheel import transactional
 from delaywheel.consumer import ConsumerTrouble, Partition, RetryConsumer
-from delaywheel.consumer.engine import held_up, loop
+from delaywheel.consumer.engine import loop
 from delaywheel.consumer.kafka import KafkaBroker as ConsumersKafka
 from delaywheel.consumer.kafka.order_topic import OrderTopics
-from delaywheel.consumer.kafka.topics import LARGEST_BATCH_BYTES, ends_of
+from delaywheel.consumer.kafka.topics import ends_of
 from delaywheel.consumer.kafka.transaction import Transaction
 from delaywheel.consumer.order import Away
 from delaywheel.consumer.records import Passed
@@ -22,8 +22,8 @@ from delaywheel.consumer.settings import read_settings
 from delaywheel.transactional import Outgoing
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
-from support.kafka.read_committed import create_topic, set_topic
-from support.services.service import wait_until
+from support.kafka.read_committed import create_topic
+from support.process.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -62,38 +62,6 @@ def test_transactions_without_records_follow_each_other(
             assert consumer.flush(PATIENCE_S), consumer.trouble
     assert (consumer.counts.done, consumer.counts.failed_commits) == (RECORDS, 0)
     assert consumer.counts.commits == RECORDS
-
-
-def test_a_topic_of_retries_that_takes_less_holds_up_their_partition_alone(
-    kafka: KafkaBroker, cluster_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its limit was lowered below that of its source: a retry might not come back whole."""
-    monkeypatch.setattr(held_up, "FIRST_S", 0.1)
-    topic, group = f"orders-{cluster_id}", f"group-{cluster_id}"
-    create_topic(kafka.address, topic, partitions=2)
-    create_topic(kafka.address, f"delaywheel-{cluster_id}-ingress")
-    producer = Producer({"bootstrap.servers": kafka.address})
-    with RetryConsumer(
-        topic, group=group, bootstrap=kafka.address, cluster=cluster_id, retry=("1h",)
-    ) as consumer:
-        retry = f"{topic}-retry-{group}"
-        for partition in range(2):
-            producer.produce(topic, b"order", partition=partition)
-        assert producer.flush(PATIENCE_S) == 0
-        first, second = consumer.receive(PATIENCE_S), consumer.receive(PATIENCE_S)
-        assert first is not None, consumer.trouble
-        assert second is not None, consumer.trouble
-        set_topic(kafka.address, retry, "max.message.bytes", "1000")
-        first.retry(error="no answer")
-        second.done()
-        held = ConsumerTrouble.HELD_UP
-        wait_until("it is held up", lambda: held in consumer.health.troubles, timeout_s=PATIENCE_S)
-        assert f"max.message.bytes of {retry} is 1,000" in consumer.health.troubles[held]
-        wait_until("the other is done", lambda: consumer.counts.done == 1, timeout_s=PATIENCE_S)
-        assert consumer.counts.retried == 0
-        set_topic(kafka.address, retry, "max.message.bytes", str(LARGEST_BATCH_BYTES))
-        wait_until("it is retried", lambda: consumer.counts.retried == 1, timeout_s=PATIENCE_S)
-        wait_until("all is well", lambda: consumer.health.is_well, timeout_s=PATIENCE_S)
 
 
 def test_who_leaves_a_transaction_open_in_what_is_read_is_found(

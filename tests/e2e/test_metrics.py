@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel import CancelOutcome
 from local.loopback.kafka import KafkaBroker, free_ports
-from support.services.service import Service, wait_until
+from support.process.waiting import wait_until
+from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 

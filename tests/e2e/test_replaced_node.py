@@ -13,7 +13,8 @@ from delaywheel import Message
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader
-from support.services.service import Service, wait_until
+from support.process.waiting import wait_until
+from support.services.service import Service
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel import Client, Reason, TimedOutError
+from delaywheel import Client, Reason
 from delaywheel.consumer import AskedHalf, ConsumerError, ConsumerReason, HalfChecker, RetryConsumer
 from delaywheel.deadletters.errors import DeadLettersError
 from delaywheel.deadletters.writing import LetterWriter
@@ -19,7 +19,7 @@ from local.loopback.cluster import LocalCluster, described
 from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command
 from support.kafka.read_committed import create_topic
-from support.services.service import wait_until
+from support.process.waiting import wait_to_be_told, wait_until
 from support.services.trio import NO_METRICS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -54,14 +54,10 @@ def test_no_node_leads_and_callers_hear_which_setting_it_is(
 
         wait_until("it says why", told)
         with Client(address) as client:
-
-            def is_refused() -> bool:
-                with pytest.raises(TimedOutError) as refused:
-                    client.produce("orders", b"1", delay=timedelta(seconds=1), timeout=1.0)
-                return Reason.NO_WHEEL in str(refused.value)
-
-            # Within its second, if the machine lets it.
-            wait_until("its caller hears of it", is_refused)
+            wait_to_be_told(
+                Reason.NO_WHEEL,
+                lambda: client.produce("orders", b"1", delay=timedelta(seconds=1), timeout=1.0),
+            )
 
 
 def test_a_check_names_it(

@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -27,6 +25,7 @@ from local.loopback.cluster import (
     parse_settings,
 )
 from local.loopback.node import Node, to_toml
+from support.process.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,13 +41,6 @@ half.write_text(json.dumps(row | {"address": config["listen"]}))
 half.replace(run)
 time.sleep(600)
 """
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -180,7 +172,7 @@ def test_the_next_commands_search_the_index_of_the_trace(tmp_path: Path) -> None
 
 def test_the_page_beside_it_prints_a_link_and_ends(tmp_path: Path) -> None:
     with PageProcess(["127.0.0.1:1"], tmp_path) as page:
-        wait_for(lambda: page.link is not None)
+        wait_until("it has a link", lambda: page.link is not None)
         link = str(page.link)
         assert "#secret=" in link
         with urlopen(link, timeout=20) as answered:
@@ -228,7 +220,7 @@ def test_ready_file_is_kept_current_when_a_node_is_restarted(tmp_path: Path) -> 
             cluster.watch()
             return read()["nodes"][0]["pid"] not in {None, row["pid"]}
 
-        wait_for(restarted)
+        wait_until("it runs again", restarted)
         assert read()["nodes"][0]["address"] == row["address"]
     assert not node.running
 
@@ -240,7 +232,7 @@ def test_dead_node_stays_dead_when_asked_to(tmp_path: Path) -> None:
         kafka="127.0.0.1:1", folder=tmp_path, ready_file=ready, restart=False
     ) as cluster:
         cluster.nodes[0].kill()
-        wait_for(lambda: not cluster.nodes[0].running)
+        wait_until("it has ended", lambda: not cluster.nodes[0].running)
         cluster.watch()
         assert json.loads(ready.read_text())["nodes"][0]["pid"] is None
         cluster.watch()
@@ -292,11 +284,11 @@ def test_nodes_end_with_the_script_however_it_ends(tmp_path: Path, how: signal.S
         env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
     )
     try:
-        wait_for(ready.exists)
+        wait_until("it is ready", ready.exists)
         pid = json.loads(ready.read_text())["nodes"][0]["pid"]
         process.send_signal(how)
         assert process.wait(60) == (0 if how is not signal.SIGKILL else -signal.SIGKILL)
-        wait_for(lambda: not _lives(pid))
+        wait_until("it has ended", lambda: not _lives(pid))
     finally:
         process.kill()
         process.wait()

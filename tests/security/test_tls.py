@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import ssl
 import subprocess
@@ -36,8 +35,9 @@ from delaywheel_replica.server.certificates import (
 )
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
+from support.process.waiting import wait_to_be_told, wait_until
 from support.server.fake_cleaner import FakeCleaner
-from support.server.server_process import ServerProcess, config_for, wait_until
+from support.server.server_process import ServerProcess, config_for
 
 HANDLE = "n1.1:1800000000:" + 32 * "0" + ":orders"
 
@@ -117,14 +117,7 @@ def test_files_that_somebody_is_writing_only_fail_the_attempt(
     assert node.address is not None
     with Client(node.address, tls=Tls(good.file, cert, key), timeout=1) as client:
         key.write_text("-----BEGIN")
-
-        def is_told() -> bool:
-            """Within its second, if the machine lets it."""
-            with pytest.raises(TimedOutError) as failed:
-                client.cancel(HANDLE)
-            return bool(re.search(r"not in order now: tls.cert .*writing", str(failed.value)))
-
-        wait_until("it is told why", is_told)
+        wait_to_be_told(r"not in order now: tls.cert .*writing", lambda: client.cancel(HANDLE))
 
 
 def test_a_name_that_the_certificate_lacks_is_told(good: Authority, tmp_path: Path) -> None:
@@ -242,14 +235,7 @@ def test_a_client_takes_renewed_files(good: Authority, other: Authority, tmp_pat
     with ServerProcess(tmp_path / "n1", **settings, tls_client_ca=str(other.file)) as node:
         assert node.address is not None
         with Client(node.address, tls=Tls(ca, cert, key), timeout=1) as client:
-
-            def why_kept_out() -> str:
-                with pytest.raises(TimedOutError) as kept_out:
-                    client.cancel(HANDLE)
-                return str(kept_out.value)
-
-            # Within its second, if the machine lets it: it may only know that it had no answer.
-            wait_until("it is told why", lambda: "signed by nobody" in why_kept_out())
+            wait_to_be_told("signed by nobody", lambda: client.cancel(HANDLE))
             ca.write_bytes(other.file.read_bytes())
             for path, new in zip((cert, key), other.sign("c", "c@example.org"), strict=True):
                 path.write_bytes(new.read_bytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -17,6 +16,7 @@ from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World
 from support.due.wheels import Wheels
 from support.kafka.read_committed import CommittedReader
+from support.process.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -101,11 +101,11 @@ def wait_for_group(kafka: KafkaBroker, cluster_id: str, offsets: list[int]) -> N
     names = KafkaNames(cluster_id)
     looking = Consumer({"bootstrap.servers": kafka.address, "group.id": names.ingress_group})
     partitions = [TopicPartition(names.ingress, number) for number in range(len(offsets))]
-    deadline = time.monotonic() + 60
     with closing(looking):
-        while [each.offset for each in looking.committed(partitions, 10)] != offsets:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(
+            "it is shown",
+            lambda: [each.offset for each in looking.committed(partitions, 10)] == offsets,
+        )
 
 
 def test_a_cleaner_that_is_started_again_goes_on(

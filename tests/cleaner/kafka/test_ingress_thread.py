@@ -23,6 +23,7 @@ from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, delete_topic
+from support.process.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -40,13 +41,6 @@ def send(kafka: KafkaBroker, topic: str, *values: bytes) -> None:
     for value in values:
         producer.produce(topic, value, partition=0)
     assert producer.flush(PATIENCE_S) == 0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def reading(
@@ -77,7 +71,7 @@ def test_it_wakes_and_reads_on_once_that_was_taken(
     assert woken.acquire(timeout=PATIENCE_S)
     reader.assign({at: 0})  # it continues where it is
     assert values(reader) == [b"1"]
-    until(lambda: reader.lags() == {at: 0})
+    wait_until("all is read", lambda: reader.lags() == {at: 0})
     assert (values(reader), reader.cut_off) == ([], {})
     reader.close()
     send(kafka, topic, b"2")
@@ -90,7 +84,7 @@ def test_a_partition_that_is_cut_off_is_reported(
     send(kafka, topic, b"0")
     reader = reading(settings)
     reader.assign({(topic, 0): 7})
-    until(lambda: reader.cut_off == {(topic, 0): 1})
+    wait_until("it is cut off", lambda: reader.cut_off == {(topic, 0): 1})
     reader.close()
 
 
@@ -101,7 +95,7 @@ def test_nothing_is_read_of_a_topic_that_was_recreated(
     reader = reading(settings)
     reader.assign({(topic, 0): 0}, topic_ids=former)
     send(kafka, topic, b"0")
-    until(lambda: values(reader) == [b"0"])
+    wait_until("it is read", lambda: values(reader) == [b"0"])
     delete_topic(kafka.address, topic)
     create_topic(kafka.address, topic)
     send(kafka, topic, b"other", b"other", b"other")
@@ -112,7 +106,7 @@ def test_nothing_is_read_of_a_topic_that_was_recreated(
             read.extend(values(reader))
         return reader.recreated == {topic}
 
-    until(is_reported)
+    wait_until("it is reported", is_reported)
     send(kafka, topic, b"other")
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
@@ -144,7 +138,7 @@ def test_what_came_of_a_topic_that_may_be_another_is_read_again(
             read.extend(values(reader))
         return bool(read)
 
-    until(has_read)
+    wait_until("it has read", has_read)
     assert read == [b"1"]
     assert (answers, reader.recreated) == ([ids], frozenset())
     reader.close()

@@ -169,40 +169,6 @@ def test_what_was_delivered_is_passed_on_with_its_headers() -> None:
         assert [name for name, _ in later.added] == ["dw-id", "dw-due", "dw-accepted", "dw-wheel"]
 
 
-async def test_coroutines_handle_the_records_of_a_key_in_order() -> None:
-    with MemoryService(topics=["orders"]) as service, service.client() as client:
-        consumer = service.async_consumer("orders", group="billing")
-        for value in (b"a1", b"a2", b"a3", b"b1"):
-            client.produce("orders", value, key=value[:1], delay="1s")
-        service.advance("1s")
-        ended, other_ended = list[bytes | None](), asyncio.Event()
-
-        async def handle(message: ReceivedMessage) -> None:
-            if message.value == b"b1":
-                other_ended.set()
-            await other_ended.wait()
-            ended.append(message.value)
-
-        await consumer.run(handle, concurrency=2)
-    assert [value for value in ended if value != b"b1"] == [b"a1", b"a2", b"a3"]
-    assert ended[0] in (b"a1", b"b1")
-
-
-def test_a_record_that_is_put_back_for_later_appears_when_the_clock_is_moved() -> None:
-    with MemoryService(topics=["orders"]) as service, service.client() as client:
-        consumer = service.consumer("orders", group="billing")
-        client.produce("orders", b"v", delay="1s")
-        service.advance("1s")
-        [message] = consumer
-        assert message.nack("10s")
-        assert not list(consumer)
-        service.advance("9s")
-        assert not list(consumer)
-        service.advance("1s")
-        [again] = consumer
-        assert (again.value, again.attempt) == (b"v", 1)
-
-
 def test_a_programs_own_consumer_is_there_in_memory_with_its_topics_and_options() -> None:
     seen: list[bytes | None] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from delaywheel.consumer import (
     RetryConsumer,
 )
 from delaywheel.consumer.settings import Options
+from support.process.waiting import wait_until
 
 
 class Told(ConsumerEvents):
@@ -63,11 +63,7 @@ def nothing(_: ReceivedMessage) -> None:
 
 
 def assigned(consumer: AnyConsumer) -> list[Partition]:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (partitions := consumer.partitions):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return partitions
+    return wait_until("it has some", lambda: consumer.partitions)
 
 
 def test_a_consumer_is_steered(site: Site) -> None:

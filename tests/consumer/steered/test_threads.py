@@ -23,7 +23,8 @@ from delaywheel.consumer.message import State
 from delaywheel.consumer.records import Partition
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka
-from support.consumer.running import RunningKafka, until
+from support.consumer.running import RunningKafka
+from support.process.waiting import wait_until
 
 PATIENCE_S = 30.0
 LANE = Partition("orders", 0)
@@ -139,7 +140,7 @@ def test_a_rebalance_waits_for_what_runs_alone(is_incremental: bool) -> None:
     assert consumer.engine._book.in_hand([LANE]) == 1
     revoked = threading.Thread(target=consumer.engine._revoked, args=([LANE],))
     revoked.start()
-    until(lambda: LANE in consumer.engine._book.paused)
+    wait_until("it is given back", lambda: LANE in consumer.engine._book.paused)
     goes_on.set()
     revoked.join()
     consumer.engine.stop()
@@ -232,7 +233,7 @@ def test_a_signal_that_reaches_another_thread_stops_it() -> None:
     before = signal.signal(signal.SIGUSR1, stop)
 
     def handle(_: ReceivedMessage) -> None:
-        until(lambda: "join" in names_of(sys._current_frames()[main]))
+        wait_until("it waits", lambda: "join" in names_of(sys._current_frames()[main]))
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         if not has_stopped.wait(PATIENCE_S):
             raise KeyboardInterrupt("the main thread has not heard of it")

@@ -39,6 +39,7 @@ from support.kafka.read_committed import (
     wait_decided,
 )
 from support.process.night import NIGHT, at_night
+from support.process.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -140,10 +141,8 @@ def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path)
             kafka.address, f"{plan.topic}-dead-{plan.group}", partitions=PARTITIONS
         ) as reader:
             dead = reader.wait_for(deaths, timeout_s=4 * PATIENCE_S)
-        deadline = time.monotonic() + 4 * PATIENCE_S
-        while len(ended_in_order(plan)) < sent:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        are_ended = lambda: len(ended_in_order(plan)) >= sent  # noqa: E731
+        wait_until("all have ended", are_ended, timeout_s=4 * PATIENCE_S, every_s=0.2)
         wait_until_passed(plan)
         consumers.check_alive()
     died = sorted(int(message.value() or b"") for message in dead)

@@ -24,7 +24,8 @@ from delaywheel_replica.config_sources import load_config
 from local.loopback.cluster import argument_parser
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader
-from support.services.service import AGAIN, Service, wait_until
+from support.process.waiting import wait_until
+from support.services.service import AGAIN, Service
 
 pytestmark = pytest.mark.kafka
 

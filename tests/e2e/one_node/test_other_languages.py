@@ -21,7 +21,8 @@ import pytest
 
 from local.loopback.kafka_jars import cache_folder
 from support.process.passed import skip_what_has_passed
-from support.services.service import Service, wait_until
+from support.process.waiting import wait_until
+from support.services.service import Service
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

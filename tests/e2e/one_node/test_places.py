@@ -16,7 +16,8 @@ from delaywheel.trace.reports import EventReports
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader, delete_topic
-from support.services.service import Service, wait_until
+from support.process.waiting import wait_until
+from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 

@@ -12,7 +12,8 @@ import pytest
 
 from delaywheel import RefusedError
 from delaywheel.reasons import Reason
-from support.services.service import Service, wait_until
+from support.process.waiting import wait_until
+from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 

@@ -25,6 +25,7 @@ from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
 from delaywheel_replica.server.intake.reception import CALLS, Reception
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import Context
+from support.process.waiting import until
 from support.server.server_process import config_for
 
 _LONG = 8 << 20
@@ -96,13 +97,6 @@ async def _served(made: Site, *admitting: Any) -> AsyncIterator[Site]:
 def _call(kind: Callable[[str], Any], name: str) -> Any:
     """A call of bytes, however it starts and ends."""
     return kind(f"/delaywheel.v1.DelayWheel/{name}")
-
-
-async def until(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not check():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def test_calls_of_one_method_do_not_queue_behind_those_of_another() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from delaywheel_replica.server.intake.validate import IntakeRules
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from support.process.waiting import until
 
 WHEEL = WheelId("n1", 1)
 AT = ("ingress", 0)
@@ -178,13 +179,6 @@ def commit(number: int, of: int, due_ms: int) -> Handed:
     """A record that commits one."""
     request = HalfCommit(of.to_bytes(16, "big"), due_ms, "orders")
     return Handed(AT, RecordUnderWay(number, request, None))
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Waits until the condition holds."""
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - sockets set no event
-            await asyncio.sleep(0.001)
 
 
 @dataclass

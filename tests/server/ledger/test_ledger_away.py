@@ -14,7 +14,8 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.server.server_process import ServerProcess, config_for, wait_until
+from support.process.waiting import wait_until
+from support.server.server_process import ServerProcess, config_for
 
 pytestmark = pytest.mark.slow
 

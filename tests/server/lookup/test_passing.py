@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -39,6 +39,7 @@ from delaywheel_replica.server.node.calls_to_nodes import PASSED, CallsToNodes, 
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, abort
 from support.core.values import heartbeat
+from support.process.waiting import until
 from support.server.views import node_view
 
 NOW_MS = 50_000
@@ -211,12 +212,6 @@ async def test_what_a_node_passed_on_is_answered_where_it_arrives() -> None:
 
 def cancel_of(number: int) -> pb.CancelRequest:
     return pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{number:032x}:orders")])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
 
 
 async def test_cancels_of_many_callers_are_passed_on_together(

@@ -11,6 +11,7 @@ import pytest
 from delaywheel.consumer.records import FetchedRecords, Partition
 from delaywheel.consumer.settings import ConsumerSettings
 from support.consumer.fake_kafka import FakeBroker, FakeKafka
+from support.process.waiting import wait_until
 
 PATIENCE_S = 30.0
 
@@ -45,7 +46,7 @@ class RunningKafka(FakeKafka):
         return member
 
     def _assign(self, member: RunningBroker) -> None:
-        until(lambda: bool(member._callbacks))
+        wait_until("it is called back", lambda: bool(member._callbacks))
         topics = (self.source, self.retry)
         self.rebalance({member: [Partition(t, n) for t in topics for n in range(self.partitions)]})
 
@@ -53,17 +54,3 @@ class RunningKafka(FakeKafka):
         """Puts records into the first partition."""
         for value in values:
             self._append(Partition(self.source, 0), key, value, [])
-
-
-def until(condition: object) -> None:
-    """Waits for a condition.
-
-    Raises:
-        TimeoutError: It did not come about.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    assert callable(condition)
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.005)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.plan import Plan, plan
 from delaywheel_audit.kafka.questions import KafkaQuestions
 from support.kafka.read_committed import PATIENCE_S, create_topic, delete_topic
+from support.process.waiting import wait_until
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
@@ -68,10 +68,10 @@ class AuditTopic:
 
     def settle(self) -> None:
         """Waits until no transaction is open: its end is decided before it is visible."""
-        deadline = time.monotonic() + PATIENCE_S
-        while any(range_.open_until for range_ in self.plan().topics[0].ranges):
-            assert time.monotonic() < deadline, f"{self.name}: a transaction stays open"
-            time.sleep(0.02)
+        wait_until(
+            f"no transaction of {self.name} is open",
+            lambda: not any(range_.open_until for range_ in self.plan().topics[0].ranges),
+        )
 
     def open_transaction(self, values: Iterable[bytes]) -> Producer:
         """Writes records in a transaction, and leaves it open."""

@@ -23,6 +23,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from support.process.waiting import wait_until
+
 PATIENCE_S = 60.0
 """A broker beside whole clusters on two cores may be slow; nothing here tests how fast it is."""
 
@@ -76,10 +78,10 @@ def wait_decided(bootstrap: str, topic: str, *, partitions: int = 1) -> None:
         found = client.list_offsets(wanted, isolation_level=isolation)
         return [found[each].result().offset for each in wanted]
 
-    deadline = time.monotonic() + PATIENCE_S
-    while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
-        assert time.monotonic() < deadline, f"a transaction stays open in {topic}"
-        time.sleep(0.02)
+    wait_until(
+        f"no transaction of {topic} is open",
+        lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED),
+    )
 
 
 def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
@@ -89,20 +91,19 @@ def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
     client = AdminClient({"bootstrap.servers": bootstrap})
     client.incremental_alter_configs([wanted])[wanted].result()
     asked = ConfigResource(ResourceType.TOPIC, topic)
-    deadline = time.monotonic() + PATIENCE_S
-    while client.describe_configs([asked])[asked].result()[name].value != value:
-        assert time.monotonic() < deadline, f"{topic} does not get {name}={value}"
-        time.sleep(0.02)
+    wait_until(
+        f"{topic} has {name}={value}",
+        lambda: client.describe_configs([asked])[asked].result()[name].value == value,
+    )
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
     """Deletes a topic and waits until the broker has forgotten it."""
     client = AdminClient({"bootstrap.servers": bootstrap})
     client.delete_topics([topic])[topic].result()
-    deadline = time.monotonic() + PATIENCE_S
-    while topic in client.list_topics(timeout=PATIENCE_S).topics:
-        assert time.monotonic() < deadline, f"{topic} did not go"
-        time.sleep(0.02)
+    wait_until(
+        f"{topic} is gone", lambda: topic not in client.list_topics(timeout=PATIENCE_S).topics
+    )
 
 
 def topic_exists(bootstrap: str, topic: str) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from support.process.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,8 +54,5 @@ def processes_below(folder: Path) -> list[str]:
 
 def assert_nothing_is_left(folder: Path) -> None:
     """Every process on the folder ends on its own, and the folder is gone."""
-    deadline = time.monotonic() + 60
-    while processes_below(folder):
-        assert time.monotonic() < deadline, processes_below(folder)
-        time.sleep(0.1)
+    wait_until("all have ended", lambda: not processes_below(folder), every_s=0.1)
     assert not folder.exists()

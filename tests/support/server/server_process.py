@@ -7,10 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 
@@ -28,10 +27,9 @@ from delaywheel_replica.process.inheritance import (
     RESOLVED_VARIABLE,
     ROW_FD_VARIABLE,
 )
+from support.process.waiting import wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.forked import Forked, fork_server
-
-T = TypeVar("T")
 
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -40,40 +38,6 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_reconnect_backoff_ms", 200),
 )
-
-
-def wait_until(what: str, ask: Callable[[], T | None], *, timeout_s: float = 60) -> T:
-    """Asks until the answer is true, and returns it; fails by name at the deadline.
-
-    What takes long is asked for less often: each question costs the server some work.
-    """
-    began_s = time.monotonic()
-    while True:
-        if answer := ask():
-            return answer
-        waited_s = time.monotonic() - began_s
-        assert waited_s < timeout_s, f"not within {timeout_s} s: {what}"
-        time.sleep(_pause_s(waited_s))
-
-
-def _pause_s(waited_s: float) -> float:
-    return min(0.3, max(0.01, waited_s / 20))
-
-
-def wait_to_hold(check: Callable[[], T], *, timeout_s: float = 60) -> T:
-    """Checks until it holds, and returns the result; at the deadline the last failure is raised.
-
-    For what several nodes say of each other: each hears the others some time later.
-    """
-    began_s = time.monotonic()
-    while True:
-        try:
-            return check()
-        except AssertionError:
-            waited_s = time.monotonic() - began_s
-            if waited_s >= timeout_s:
-                raise
-        time.sleep(_pause_s(waited_s))
 
 
 def config_for(data: Path, **settings: Any) -> Config:

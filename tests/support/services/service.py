@@ -7,11 +7,10 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from unittest.mock import patch
 
 from delaywheel import Client
@@ -19,9 +18,9 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.app import main
 from local.loopback.cluster import described
 from local.loopback.node import PROCESSES, send_signal
+from support.process.waiting import wait_until
 from support.server.forked import Forked, fork_program
 
-T = TypeVar("T")
 # The window is for machines so busy that a message waits long for its leader.
 QUICK = {
     "late_window_seconds": "30",
@@ -31,22 +30,6 @@ QUICK = {
 }
 AGAIN = {3, 4}
 """Exit codes of the command line tool: no node answered, or the outcome is unknown."""
-
-
-def wait_until(
-    what: str, ask: Callable[[], T | None], *, timeout_s: float = 60, every_s: float = 0.05
-) -> T:
-    """Asks until the answer is true (and returns it); fails by name at the deadline.
-
-    What takes long is asked for less often: each question costs a process or a node some work.
-    """
-    began = time.monotonic()
-    while True:
-        if answer := ask():
-            return answer
-        waited_s = time.monotonic() - began
-        assert waited_s < timeout_s, f"not within {timeout_s} s: {what}"
-        time.sleep(max(every_s, min(0.5, waited_s / 20)))
 
 
 def run_cli_at(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,7 @@ from local.loopback.shared import JoinedBroker
 from support.kafka.read_committed import create_topic, delete_topic
 from support.kafka.rights import Rights, documented_of
 from support.kafka.told import Told
+from support.process.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -75,12 +76,12 @@ def running(told: Told, spark: SparkSession, **more: Any) -> Iterator[list[Excep
 
 
 def wait_for(holds: Callable[[], bool], failures: list[Exception]) -> None:
-    deadline = time.monotonic() + 300  # a first query on a busy machine
-    while not holds():
+    def is_so() -> bool:
         if failures:
             raise failures[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return holds()
+
+    wait_until("it is in the index", is_so, timeout_s=300)  # a first query on a busy machine
 
 
 @pytest.mark.usefixtures("as_listed")

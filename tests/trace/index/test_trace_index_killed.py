@@ -31,6 +31,7 @@ from support.kafka.told import Told
 from support.process.night import at_night
 from support.process.spark import cheap_start
 from support.process.standalone import Standalone, standalone
+from support.process.waiting import wait_until
 
 pytestmark = [at_night, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
@@ -78,10 +79,7 @@ class KilledJob:
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
         """Waits."""
-        deadline = time.monotonic() + WITHIN_S
-        while not holds():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+        wait_until(f"it holds: {self.log}", holds, timeout_s=WITHIN_S)
 
 
 class Reader:
@@ -154,10 +152,18 @@ def test_killed_between_its_steps_each_event_is_there_once_at_every_moment(
             assert not reader.faults, moment
         with job.started(job.command()) as process:
             told.tell(ROWS)  # once these are there it has begun
-            job.wait_for(lambda: len(told.identities()) == ROWS * told.number)
+            wait_until(
+                "the job is so far",
+                lambda: len(told.identities()) == ROWS * told.number,
+                timeout_s=WITHIN_S,
+            )
             while not any("/c-" in file.path for file in told.layout().counting):
                 told.tell(ROWS)
-                job.wait_for(lambda: len(told.identities()) == ROWS * told.number)
+                wait_until(
+                    "the job is so far",
+                    lambda: len(told.identities()) == ROWS * told.number,
+                    timeout_s=WITHIN_S,
+                )
             process.terminate()
             assert process.wait(WITHIN_S) == 0
     reader.look()
@@ -224,14 +230,20 @@ def test_submitted_to_a_standalone_master_and_killed_each_event_is_there_once(
             try:
                 for _ in range(2):  # the first has begun the query, the second is its next batch
                     told.tell(ROWS)
-                    job.wait_for(lambda: reader.count == ROWS * told.number)
+                    wait_until(
+                        "the job is so far",
+                        lambda: reader.count == ROWS * told.number,
+                        timeout_s=WITHIN_S,
+                    )
                 if dying:
                     told.tell(ROWS)
                     pids = {"spark-submit": process.pid, "driver": driver(process.pid)}
                     for name in dying:
                         os.kill(pids[name], signal.SIGKILL)
                     process.wait(WITHIN_S)  # the other one ends, too
-                    job.wait_for(partial(has_ended, pids["driver"]))
+                    wait_until(
+                        "the job is so far", partial(has_ended, pids["driver"]), timeout_s=WITHIN_S
+                    )
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
