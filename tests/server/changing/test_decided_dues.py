@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -21,7 +21,6 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing.decided_dues import COPIES_BYTES, DecidedDues
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
-from support.process.waiting import until
 from support.server.views import node_view
 from support.wheels.messages import BASE_SLOT, columns_of, message
 
@@ -134,6 +133,12 @@ class Site:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  fakes answer at once: nothing announces it
+            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("length_bytes", [COPIES_BYTES // 4, 3 * COPIES_BYTES])
