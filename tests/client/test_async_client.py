@@ -5,7 +5,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from threading import Event
 from typing import Any
 
@@ -18,7 +18,6 @@ from delaywheel import (
     Handle,
     Message,
     Queue,
-    RefusedError,
     Result,
     TimedOutError,
 )
@@ -31,7 +30,6 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     FakeService,
     accept_once,
-    accept_together,
     hang,
 )
 
@@ -51,25 +49,6 @@ async def test_each_call_ends_by_its_own_timeout() -> None:
                 await client.produce("t", b"", delay=SOON, timeout=0.3)
             [result] = await client.produce_many(messages(1), timeout=0.3)
     assert isinstance(result.error, TimedOutError)
-
-
-async def test_a_due_that_is_past_is_sent_unless_the_client_rejects_it() -> None:
-    past = datetime.now(UTC) - timedelta(hours=1)
-    with FakeService() as service:
-        async with AsyncClient(service.address) as client:
-            await client.produce("t", b"", deliver_at=past)
-        async with AsyncClient(service.address, past_due="reject") as client:
-            with pytest.raises(RefusedError, match="DUE_PASSED"):
-                await client.produce("t", b"", deliver_at=past)
-    assert len(service.sent) == 1
-
-
-async def test_several_requests_of_a_thousand_are_under_way_at_once() -> None:
-    with FakeService(otherwise=accept_together(4)) as service:
-        async with AsyncClient(service.address) as client:
-            results = await client.produce_many(many := messages(3_500))
-    assert [result.unwrap().id for result in results] == [message.id for message in many]
-    assert sorted(len(rows) for rows in service.sent) == [500, 1_000, 1_000, 1_000]
 
 
 async def test_the_queue_sends_in_few_requests_and_every_result_is_there() -> None:

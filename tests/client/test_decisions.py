@@ -556,12 +556,13 @@ def test_levels_are_asked_for_when_not_known_but_not_too_often() -> None:
 
 
 def test_members_whose_address_is_not_known_are_members_all_the_same() -> None:
-    addresses = {"n1": "10.0.0.1:7420", "n2": "", "n3": "0.0.0.0:7420"}
+    unknown = ("", "0.0.0.0:7420", "[::]:7420", "n2", "n2:0")
+    addresses = {"n1": "10.0.0.1:7420", **{f"n{n}": each for n, each in enumerate(unknown, 2)}}
     response = pb.DescribeClusterResponse(
         members=[pb.Member(node=node, address=address) for node, address in addresses.items()]
     )
     members = Description.of(response, 0.0).said.members
-    assert members == {"n1": "10.0.0.1:7420", "n2": "", "n3": ""}
+    assert members == dict.fromkeys(addresses, "") | {"n1": "10.0.0.1:7420"}
 
 
 def test_a_node_that_hangs_leaves_time_for_another() -> None:

@@ -90,15 +90,6 @@ class TestFinding:
             assert {hole, closed} <= client.endpoints.addresses
             assert len(cluster.sent(0)) == 20
 
-    @pytest.mark.parametrize(
-        "advertised", ["0.0.0.0:7420", "[::]:7420", "", "n2", "n2:0"], ids=repr
-    )
-    def test_what_cannot_be_an_address_is_passed_over(self, make: Make, advertised: str) -> None:
-        with FakeCluster(2) as cluster, make(cluster.addresses[0]) as client:
-            cluster.advertised[1] = advertised
-            client.produce("t", b"", level="30s")
-            assert client.endpoints.addresses == {cluster.addresses[0]}
-
     def test_another_cluster_behind_an_advertised_address_gets_no_message(self, make: Make) -> None:
         with (
             FakeCluster(2, cluster_id="theirs") as theirs,
@@ -114,13 +105,6 @@ class TestFinding:
             assert theirs.addresses[1] in client.endpoints.addresses
         assert theirs.sent(1) == []
 
-    def test_another_name_of_the_given_node_is_not_used(self, make: Make) -> None:
-        with FakeCluster(2) as cluster:
-            other_name = cluster.addresses[0].replace("127.0.0.1", "localhost")
-            with make(other_name) as client:
-                client.produce("t", b"", level="30s")
-                assert client.endpoints.addresses == {other_name, cluster.addresses[1]}
-
     def test_a_node_that_is_gone_for_good_is_forgotten(self, make: Make) -> None:
         with FakeCluster() as cluster, make(cluster.addresses[0]) as client:
             wait_until("all are found", finds(client, cluster))
@@ -135,21 +119,6 @@ class TestFinding:
                 return gone not in client.endpoints.addresses and gone not in client.lines
 
             wait_until("it is forgotten", forgotten)
-
-    def test_several_clients_share_the_nodes(self, make: Make) -> None:
-        with FakeCluster() as cluster:
-            for _ in range(40):
-                if all(cluster.sent(number) for number in range(3)):
-                    break
-                with make(cluster.addresses) as client:
-                    client.produce("t", b"", delay=SOON)
-            assert all(cluster.sent(number) for number in range(3))
-
-    def test_a_client_stays_with_a_node(self, make: Make) -> None:
-        with FakeCluster() as cluster, make(cluster.addresses) as client:
-            for _ in range(20):
-                client.produce("t", b"", delay=SOON)
-        assert sorted(len(cluster.sent(number)) for number in range(3)) == [0, 0, 20]
 
 
 class TestMovingOn:
@@ -268,15 +237,6 @@ class TestMovingOn:
             acknowledged = {id_ for work in working for id_ in work.result(60)}
         assert acknowledged
         assert acknowledged <= {id_ for id_, _ in cluster.accepted()}
-
-    def test_one_that_comes_back_is_used_when_the_others_are_gone(self, make: Make) -> None:
-        with FakeCluster(2) as cluster, make(cluster.addresses[0]) as client:
-            wait_until("all are found", finds(client, cluster))
-            for gone, left in ((0, 1), (1, 0)):
-                cluster.kill(gone)
-                client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)
-                assert cluster.sent(left)
-                cluster.revive(gone)
 
     def test_all_dead_for_a_while_is_no_error_when_one_comes_back_in_time(self, make: Make) -> None:
         with FakeService() as service:

@@ -32,6 +32,7 @@ from delaywheel.client.transport.port import Line, blocking, finished
 from delaywheel.client.transport.threads import ThreadTransport
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+from support.clients.either_client import LoopClient
 from support.clients.fake_service import (
     WHEEL,
     FakeService,
@@ -157,15 +158,6 @@ class TestGivingUp:
         assert caught.value.outcome_known, str(caught.value)
         assert "UNAVAILABLE" in str(caught.value)
 
-    def test_a_service_that_hangs_leaves_the_outcome_open(self) -> None:
-        with (
-            FakeService(otherwise=hang) as service,
-            Client(service.address) as client,
-            pytest.raises(TimedOutError) as caught,
-        ):
-            client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
-        assert not caught.value.outcome_known
-
     def test_no_half_is_begun_when_its_hold_is_over(self) -> None:
         messages = [Message("t", b"", delay=SOON) for _ in range(2)]
         with FakeService(otherwise=hang) as service, Client(service.address) as client:
@@ -185,16 +177,6 @@ class TestGivingUp:
             client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
         assert not caught.value.outcome_known
         assert len(service.produced) > 1, "it was refused with DRAINING afterwards"
-
-    def test_refusals_all_along_are_known_not_to_be_accepted(self) -> None:
-        with (
-            FakeService(otherwise=abort(Reason.NO_WHEEL)) as service,
-            Client(service.address) as client,
-            pytest.raises(TimedOutError, match="NO_WHEEL") as caught,
-        ):
-            client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
-        assert caught.value.outcome_known
-        assert len(service.sent) > 1
 
     def test_the_deadline_holds(self) -> None:
         started_s = time.monotonic()
@@ -223,11 +205,12 @@ class TestProduceMany:
             if number not in refused:
                 assert result.unwrap().id == many[number].id
 
-    def test_several_requests_of_a_thousand_are_under_way_at_once(self) -> None:
+    @pytest.mark.parametrize("make", [Client, LoopClient])
+    def test_several_requests_of_a_thousand_are_under_way_at_once(self, make: Any) -> None:
         many = messages(3_500)
         with (
             FakeService(otherwise=accept_together(4)) as service,
-            Client(service.address) as client,
+            make(service.address) as client,
         ):
             results = client.produce_many(many)
         assert [result.unwrap().id for result in results] == [message.id for message in many]
@@ -250,13 +233,6 @@ class TestProduceMany:
         assert reported == {row.id for row in failed}
         assert not any(result.error.outcome_known for result in results if result.error)
 
-    def test_the_service_s_limit_in_bytes_is_kept(self) -> None:
-        with FakeService() as service:
-            service.limits = pb.Limits(max_request_messages=1000, max_request_bytes=1000)
-            with Client(service.address) as client:
-                assert all(result.handle for result in client.produce_many(messages(50)))
-        assert all(request.ByteSize() <= 1000 for request in service.produced)
-
     def test_a_service_that_does_not_describe_itself_is_sent_to_all_the_same(self) -> None:
         with FakeService() as service:
             service.describe = abort_bare(grpc.StatusCode.UNIMPLEMENTED)
@@ -264,23 +240,6 @@ class TestProduceMany:
                 assert all(result.handle for result in client.produce_many(messages(3)))
                 assert all(result.handle for result in client.produce_many(messages(3)))
         assert service.describes == 1
-
-    def test_limits_lower_than_described_are_found(self) -> None:
-        too_many = abort(Reason.TOO_MANY_MESSAGES)
-        with FakeService(too_many, too_many) as service, Client(service.address) as client:
-            results = client.produce_many(messages(8))
-        assert all(result.handle for result in results)
-        assert [len(rows) for rows in service.sent] == [8, 4, 2, 2, 2, 2]
-
-    def test_each_message_of_a_failed_batch_is_by_itself(self) -> None:
-        passing = refuse_rows({0: Reason.BACKPRESSURE, 2: Reason.WHEEL_LOST})
-        with FakeService(passing) as service, Client(service.address) as client:
-            results = client.produce_many(many := messages(4))
-        assert all(result.handle for result in results)
-        assert [[row.id for row in rows] for rows in service.sent] == [
-            [message.id for message in many],
-            [many[0].id, many[2].id],
-        ]
 
     def test_none_is_none(self) -> None:
         with FakeService() as service, Client(service.address) as client:

@@ -6,7 +6,6 @@ import time
 from datetime import timedelta
 from math import inf
 
-import grpc
 import pytest
 
 from delaywheel import (
@@ -20,14 +19,11 @@ from delaywheel import (
     Result,
     TimedOutError,
 )
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     FakeService,
-    accept,
     accept_once,
     hang,
     refuse_rows,
-    rows_of,
 )
 from support.process.waiting import wait_until
 
@@ -66,27 +62,6 @@ class TestProduceAsync:
         assert max(sizes) <= 100
         assert len(sizes) < 100
         assert len(service.accepted) == 1000
-
-    def test_a_topic_that_a_node_asks_about_keeps_no_other_waiting(self) -> None:
-        """It answers the whole request once it knows, which is here after the others."""
-        go_on = threading.Event()
-
-        def answer(
-            service: FakeService, request: pb.DelayProduceRequest, context: grpc.ServicerContext
-        ) -> pb.DelayProduceResponse:
-            is_asked = "typo" in {row.topic for row in rows_of(request)}
-            behave = accept_once(go_on) if is_asked else accept
-            answered: pb.DelayProduceResponse = behave(service, request, context)
-            return answered
-
-        with FakeService(otherwise=answer) as service, Client(service.address) as client:
-            client.produce_async("t", b"", delay=SOON).result(timeout=60)
-            asked = [client.produce_async("typo", b"", delay=SOON) for _ in range(9)]
-            others = [client.produce_async("t", b"", delay=SOON) for _ in range(9)]
-            assert all(one.result(timeout=60) for one in others)
-            assert not any(one.done() for one in asked)
-            go_on.set()
-            assert all(one.result(timeout=60) for one in asked)
 
     def test_an_error_is_a_result_too(self) -> None:
         with (

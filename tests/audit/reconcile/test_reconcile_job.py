@@ -104,37 +104,26 @@ def test_books_with_a_file_lost_and_records_deleted(
     assert {row["lateness_max_ms"] for row in written} == {8}
 
 
-def test_what_cannot_run_says_why(spark: SparkSession, options: Options) -> None:
-    with pytest.raises(CouldNotRun, match="CONTROL_UNREADABLE"):
-        run(spark, replace(options, cluster="nobody"))
-    with pytest.raises(CouldNotRun, match="LEDGER_UNREADABLE"):
-        run(spark, replace(options, ledger="/nowhere/at/all"))
-    with pytest.raises(CouldNotRun, match="OUTPUT_UNWRITABLE"):
-        run(spark, replace(options, output="/proc/nothing"))
-
-
-def test_a_run_that_fails_leaves_the_earlier_books(
+def test_what_cannot_run_says_why_and_leaves_the_earlier_books(
     spark: SparkSession, options: Options, tmp_path: Path
 ) -> None:
-    (tmp_path / "output").mkdir()
-    earlier = tmp_path / "output" / "summary.json"
+    for name in ("output", "unmounted"):
+        (tmp_path / name).mkdir()
+    earlier, file = tmp_path / "output" / "summary.json", tmp_path / "file"
     earlier.write_text("{}")
-    with pytest.raises(CouldNotRun, match="CONTROL_UNREADABLE"):
-        run(spark, replace(options, cluster="nobody"))
+    file.touch()
+    why: list[tuple[str, dict[str, str]]] = [
+        ("CONTROL_UNREADABLE", {"cluster": "nobody"}),
+        ("LEDGER_UNREADABLE", {"ledger": "/nowhere/at/all"}),
+        ("LEDGER_UNREADABLE", {"ledger": str(file)}),
+        ("LEDGER_UNREADABLE.*no file of a ledger", {"ledger": str(tmp_path / "unmounted")}),
+        ("OUTPUT_UNWRITABLE", {"output": "/proc/nothing"}),
+    ]
+    for reason, wrong in why:
+        with pytest.raises(CouldNotRun, match=reason):
+            run(spark, replace(options, **wrong))
     assert earlier.read_text() == "{}"
     assert not (tmp_path / "output" / ".writable").exists()
-
-
-def test_a_ledger_without_files_of_the_time_proves_nothing(
-    spark: SparkSession, options: Options, tmp_path: Path
-) -> None:
-    (tmp_path / "unmounted").mkdir()
-    with pytest.raises(CouldNotRun, match=r"LEDGER_UNREADABLE.*no file of a ledger"):
-        run(spark, replace(options, ledger=str(tmp_path / "unmounted")))
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(CouldNotRun, match="LEDGER_UNREADABLE"):
-        run(spark, replace(options, ledger=str(file)))
 
 
 @at_night  # what a ledger has all of is a case of test_reconcile_cases.py

@@ -298,20 +298,6 @@ def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
     )
 
 
-def test_an_aborted_transaction_changes_nothing(site: Site) -> None:
-    site.topics.send(*asked())
-    site.topics.send(*asked(5_000))
-    site.producers.verdict = TransactionState.ABORTED
-    for _ in range(3):
-        done = site.run_once()
-        assert done is not None
-        assert done.verdict is TransactionState.ABORTED
-    assert (site.delivered(), site.offsets, site.handed) == ([], {}, [])
-    site.producers.verdict = TransactionState.COMMITTED
-    site.run_once()
-    assert (len(site.delivered()), site.offsets[AT], site.handed) == (1, 1, [1])
-
-
 def test_what_cannot_be_delayed_becomes_a_dead_letter_and_the_next_ones_go_on(site: Site) -> None:
     unfit = [("x", b"1"), ("dw-topic", b"orders"), ("dw-dead-reason", b"earlier")]
     place = site.topics.send(*unfit, key=b"k")
@@ -375,16 +361,6 @@ def test_letters_are_sent_before_they_are_more_than_their_topic_takes_at_once(si
     assert site.producers.flushes == 1
 
 
-def test_a_full_disk_does_not_hold_up_what_is_due(site: Site) -> None:
-    site.takes = False
-    site.topics.send(*asked(5_000))
-    site.topics.send(*asked(0))
-    assert site.run_once() is None
-    site.pass_ms(5_000)
-    site.run_once()
-    assert (len(site.delivered()), site.offsets[AT], site.handed) == (2, 2, [])
-
-
 def test_a_message_without_a_server_waits_and_is_handed_over_once_there_is_one(site: Site) -> None:
     site.has_server = False
     site.topics.send(*asked(5_000))
@@ -394,19 +370,6 @@ def test_a_message_without_a_server_waits_and_is_handed_over_once_there_is_one(s
     site.pass_ms(1_000)
     site.take_in()
     assert site.handed == [0]
-
-
-def test_what_is_not_held_is_handed_over_again_after_a_while(site: Site) -> None:
-    site.topics.send(*asked(5_000))
-    site.run_once()
-    assert site.server is not None
-    for answer in (RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN):
-        site.server.answer(answer)
-        site.take_in()
-        assert site.server.waiting == []
-        site.pass_ms(2_000)
-        site.take_in()
-        assert len(site.server.waiting) == 1
 
 
 def test_what_is_handed_over_is_left_out_of_what_was_planned_before(site: Site) -> None:
@@ -506,61 +469,6 @@ def test_a_new_leader_hands_over_what_was_announced_and_delivers_it_once(site: S
     site.run_until_idle()
     assert list(site.out().values()) == [1]
     assert site.forwarder.counters["duplicates"] == 1
-
-
-def test_what_a_former_leader_announced_waits_for_a_server_though_it_is_due(site: Site) -> None:
-    site.topics.send(*asked(1_000))
-    site.run_once()
-    site.lead("b")
-    site.has_server = False
-    site.pass_ms(10_000)
-    site.take_in()
-    site.transact()
-    assert (site.delivered(), site.offsets[AT]) == ([], 0)
-    site.has_server = True
-    site.pass_ms(1_000)
-    site.take_in()
-    assert site.server is not None
-    site.server.answer(RecordAnswer.HELD)
-    site.run_until_idle()
-    site.transact()
-    assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
-
-
-def test_the_floor_waits_for_the_second_of_what_is_announced(site: Site) -> None:
-    def floor() -> int:
-        progress = site.forwarder.state.progress
-        assert progress is not None
-        return progress.floor
-
-    site.topics.send(*asked(5_000))
-    site.run_once()
-    begin = floor()
-    assert begin < NOW
-    site.pass_ms(100_000)
-    for _ in range(3):
-        site.take_in()
-        site.transact()
-    assert floor() == NOW + 5
-    assert site.server is not None
-    site.server.answer(RecordAnswer.HELD)
-    site.take_in()
-    site.transact()
-    assert floor() > NOW + 5
-
-
-def test_a_withdrawal_cancels_what_a_wheel_has(site: Site) -> None:
-    id_ = bytes(range(16))
-    site.topics.send(*asked(5_000, "orders", (ingress.ID, id_)))
-    due = b"%d" % (NOW_MS + 5_000)
-    site.topics.send((ingress.CANCEL, id_), (ingress.DELIVER_AT, due), (ingress.TOPIC, b"orders"))
-    site.run_once()
-    assert site.server is not None
-    site.server.answer(RecordAnswer.HELD)
-    site.pass_ms(5_000)
-    site.run_until_idle()
-    assert site.delivered() == []
-    assert site.forwarder.counters["cancelled"] == 1
 
 
 def test_rows_of_wheels_and_direct_ones_share_a_transaction(wheels: Wheels, site: Site) -> None:

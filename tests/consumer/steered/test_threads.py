@@ -87,19 +87,22 @@ def test_records_of_a_key_are_handled_in_order_and_others_meanwhile() -> None:
         assert key is None or numbers == sorted(numbers)
 
 
-def hot(kafka: FakeKafka, records: int, others: int) -> None:
-    """Puts records of one key before those of others."""
+def hot(
+    records: int, others: int, *, is_incremental: bool = False, **options: object
+) -> tuple[FakeKafka, DrivenConsumer]:
+    """A consumer that holds records of one key, and behind them those of others."""
+    kafka = FakeKafka(partitions=1, is_incremental=is_incremental)
     for number in range(records + others):
         key = b"hot" if number < records else b"%d" % number
         kafka._append(LANE, key, b"%d" % number, [])
+    consumer = start(kafka, max_deliveries=None, **options)
+    while consumer.engine._book.held < records + others:
+        consumer.run_once()
+    return kafka, consumer
 
 
 def test_a_slow_key_is_parked_and_the_others_go_on() -> None:
-    kafka = FakeKafka(partitions=1)
-    hot(kafka, 60, 200)
-    consumer = start(kafka, max_deliveries=None)
-    while consumer.engine._book.held < 260:
-        consumer.run_once()
+    _, consumer = hot(60, 200)
     others, order = 0, list[bytes | None]()
     are_over = threading.Event()
 
@@ -120,11 +123,7 @@ def test_a_slow_key_is_parked_and_the_others_go_on() -> None:
 @pytest.mark.parametrize("is_incremental", [True, False])
 def test_a_rebalance_waits_for_what_runs_alone(is_incremental: bool) -> None:
     """The handler of the first record runs; those of its key, and all others, go back at once."""
-    kafka = FakeKafka(partitions=1, is_incremental=is_incremental)
-    hot(kafka, 20, 20)
-    consumer = start(kafka, max_deliveries=None, drain="30s")
-    while consumer.engine._book.held < 40:
-        consumer.run_once()
+    kafka, consumer = hot(20, 20, is_incremental=is_incremental, drain="30s")
     begun, goes_on = threading.Event(), threading.Event()
     handled: list[tuple[bytes | None, bool]] = []
 
@@ -152,11 +151,7 @@ def test_a_rebalance_waits_for_what_runs_alone(is_incremental: bool) -> None:
 
 
 def test_what_is_parked_waits_in_order_when_it_is_paused() -> None:
-    kafka = FakeKafka(partitions=1)
-    hot(kafka, 5, 5)
-    consumer = start(kafka, max_deliveries=None)
-    while consumer.engine._book.held < 10:
-        consumer.run_once()
+    _, consumer = hot(5, 5)
     desk = consumer.engine.desk
     first, *others = desk.take_turns(3)
     assert [one.value for one in (first, *others)] == [b"0", b"5", b"6"]
@@ -168,11 +163,7 @@ def test_what_is_parked_waits_in_order_when_it_is_paused() -> None:
 
 
 def test_a_record_that_is_put_back_comes_before_those_behind_it() -> None:
-    kafka = FakeKafka(partitions=1)
-    hot(kafka, 4, 0)
-    consumer = start(kafka, max_deliveries=None)
-    while consumer.engine._book.held < 4:
-        consumer.run_once()
+    _, consumer = hot(4, 0)
     desk = consumer.engine.desk
     [first] = desk.take_turns(2)
     first.nack()
@@ -186,11 +177,7 @@ def test_a_record_that_is_put_back_comes_before_those_behind_it() -> None:
 
 
 def test_keys_of_partitions_that_are_gone_are_not_waited_for() -> None:
-    kafka = FakeKafka(partitions=1)
-    hot(kafka, 4, 0)
-    consumer = start(kafka, max_deliveries=None)
-    while consumer.engine._book.held < 4:
-        consumer.run_once()
+    kafka, consumer = hot(4, 0)
     desk = consumer.engine.desk
     [first] = desk.take_turns(2)
     desk.end_turn(first)

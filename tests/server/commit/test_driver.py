@@ -29,19 +29,17 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, LeaderTerm, Promise
+from delaywheel_replica.core.protocol.heartbeat import Fence
 from delaywheel_replica.core.protocol.messages import (
     Refused,
     WheelCard,
 )
-from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from delaywheel_replica.server.commit.committer import Request
 from delaywheel_replica.server.commit.near_cancels import AHEAD_S
 from delaywheel_replica.server.commit.outside import GroupJob
 from sim.machine.disk import Crash, Fault, SimulatedDisk
-from support.core.values import missing_members
-from support.server.driven import DATA, LATE_WINDOW_S, ONE, THREE, TWO, Driven, slot_files
+from support.server.driven import DATA, ONE, TWO, Driven, slot_files
 from support.wheels.messages import BASE_SLOT, columns_of, message
 
 # --- opening and leaving
@@ -193,52 +191,6 @@ def test_a_node_that_stops_leaves_its_wheel_and_wants_none(ready: Driven) -> Non
 # --- promises, closing, deleting
 
 
-def test_a_promise_is_durable_before_it_is_answered(ready: Driven) -> None:
-    ready.produce(message())
-    ready.disk.faults += [Fault("write", path_part="node.json") for _ in range(2)]
-    ready.want(Fence("n1", 1))
-    assert (ready.row.answers, ready.state.fenced) == ((), {})
-    ready.tick()
-    ready.tick()
-    answer = Promise("n1", ready.state.storage, Fence("n1", 1), {ONE: 1})
-    assert ready.row.answers == (answer,)
-    assert ready.state.fenced == {"n1": 1}
-    assert ready.state.open == TWO
-    assert ready.produce(message()).said == "n1.2"
-
-
-def test_a_fence_takes_the_spare_with_it(ready: Driven) -> None:
-    ready.want(Fence("n1", 2))
-    ready.tick()
-    assert (ready.state.open, ready.state.spare) == (None, None)
-    # Nothing at or below the promise is ever taken again.
-    ready.hear(w1=None, w2=None)
-    assert ready.state.open is None
-    ready.hear(w1=0, w2=0, w3=None)
-    ready.tick()
-    assert ready.state.open == THREE
-
-
-def test_what_may_be_lost_is_said_of_each_wheel_for_as_long_as_it_is_so(
-    disk: SimulatedDisk, ready: Driven
-) -> None:
-    ready.produce(message())
-    ready.driver.checkpoint()
-    disk.restart()
-    node = Driven(disk, boot="another")
-    node.tick()
-    assert not node.row.heartbeat.complete
-    node.hear(fences=(Fence("n1", 1),), w1=None, w2=None)
-    node.tick()
-    (answer,) = node.row.answers
-    assert (answer.all_incomplete, answer.incomplete) == (False, frozenset({ONE}))
-    node.hear(fences=(Fence("n1", 1),), w1=1, w2=None)
-    node.tick()
-    (answer,) = node.row.answers
-    assert answer.is_complete(ONE)
-    assert node.row.heartbeat.complete
-
-
 def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready: Driven) -> None:
     ready.produce(message())
     ready.want(Fence("n1", 1))
@@ -251,53 +203,12 @@ def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready
     assert set(ready.row.heartbeat.wheels) == {TWO}
 
 
-def test_alone_it_lacks_what_its_cleaner_could_not_read(ready: Driven) -> None:
-    ready.produce(message(), message(1, slot=BASE_SLOT + 1))
-    assert missing_members(ready.row) == {}
-    bad = FrameSet.of({(ONE, 1), (ONE, 3), (TWO, 5)})
-    ready.hear(w1=None, w2=None, unreadable=bad)
-    # The wheel was left, for its origin cannot serve it. What is not written yet may still come.
-    assert missing_members(ready.row)[ONE, 1] == "n1"
-    assert (TWO, 5) not in ready.row.looked_for
-    assert ready.row.heartbeat.open == TWO
-    ready.hear(w1=None, w2=None, unreadable=bad, lost=FrameSet.of({(ONE, 1)}))
-    assert (ONE, 1) not in ready.row.looked_for
-    assert ready.row.heartbeat.wheels[ONE].prefix == 2
-
-
 def test_a_full_disk_does_not_keep_the_floor_from_freeing_it(ready: Driven) -> None:
     ready.produce(message())
     ready.disk.faults += [Fault("write", path_part="node.json") for _ in range(99)]
     ready.hear(floor=BASE_SLOT + 1, fences=(Fence("n9", 1),), w1=None, w2=None)
     assert slot_files(ready, ONE) == []
     assert (ready.row.answers, ready.state.fenced) == ((), {})
-
-
-def test_a_spares_seal_is_saved_before_it_is_reported(ready: Driven) -> None:
-    ready.tick(1_000)
-    before = ready.row.heartbeat.wheels[TWO].seal_slot
-    assert ready.state.spare is not None
-    assert before == ready.state.spare.seal_slot
-    ready.disk.faults.append(Fault("write", path_part="node.json"))
-    ready.tick(10_000)
-    assert ready.row.heartbeat.wheels[TWO].seal_slot == before
-    ready.tick(1_000)
-    after = ready.row.heartbeat.wheels[TWO].seal_slot
-    assert after == ready.clock_wall_ms // 1000 - LATE_WINDOW_S > before
-    assert ready.state.spare.seal_slot == after
-
-
-def test_the_row_says_term_floor_and_its_place_in_the_order(ready: Driven) -> None:
-    ready.hear(floor=17, fences=(Fence("n9", 1),), w1=None, w2=None)
-    heartbeat = ready.row.heartbeat
-    assert (heartbeat.start, heartbeat.floor, heartbeat.term) == (
-        1,
-        17,
-        LeaderTerm(7, (Fence("n9", 1),), {}),
-    )
-    assert ready.row.heartbeat.order > heartbeat.order
-    ready.hear(role=Role.STANDBY, floor=17, w1=None, w2=None)
-    assert ready.row.heartbeat.term is None
 
 
 # --- how effects are carried out

@@ -331,42 +331,30 @@ async def test_messages_and_cancels_go_apart(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "answer"),
+    ("reason", "answer", "whole"),
     [
-        (Reason.DUE_TOO_OLD, RecordAnswer.SEALED),
-        (Reason.SLOT_FULL, RecordAnswer.FULL),
-        (Reason.WHEEL_LOST, RecordAnswer.UNKNOWN),
-        (Reason.INTERNAL, RecordAnswer.UNKNOWN),
+        (Reason.DUE_TOO_OLD, RecordAnswer.SEALED, [False]),
+        (Reason.SLOT_FULL, RecordAnswer.FULL, [False]),
+        (Reason.WHEEL_LOST, RecordAnswer.UNKNOWN, [False, True]),
+        (Reason.INTERNAL, RecordAnswer.UNKNOWN, [False, True]),
+        (Reason.DISK_STALLED, RecordAnswer.NOT_NOW, [True]),
+        (Reason.NOT_ENOUGH_REPLICAS, RecordAnswer.NOT_NOW, [True]),
+        (Reason.NO_WHEEL, RecordAnswer.NOT_NOW, [True]),
     ],
 )
-async def test_single_records_that_are_refused(
-    ends: Ends, reason: Reason, answer: RecordAnswer
+async def test_a_record_or_its_whole_batch_that_is_refused(
+    ends: Ends, reason: Reason, answer: RecordAnswer, whole: list[bool]
 ) -> None:
     handover = ends.begin()
-    handover.hand([delayed(1), delayed(2)])
-    await until(lambda: ends.asked)
-    ends.asked[0].held({1: Refusal(reason)})
-    assert await Answered(handover).all_of(1, 2) == {1: RecordAnswer.HELD, 2: answer}
-
-
-@pytest.mark.parametrize(
-    ("reason", "answer"),
-    [
-        (Reason.WHEEL_LOST, RecordAnswer.UNKNOWN),
-        (Reason.INTERNAL, RecordAnswer.UNKNOWN),
-        (Reason.DISK_STALLED, RecordAnswer.NOT_NOW),
-        (Reason.NOT_ENOUGH_REPLICAS, RecordAnswer.NOT_NOW),
-        (Reason.NO_WHEEL, RecordAnswer.NOT_NOW),
-    ],
-)
-async def test_a_batch_that_is_refused_as_a_whole(
-    ends: Ends, reason: Reason, answer: RecordAnswer
-) -> None:
-    handover = ends.begin()
-    handover.hand([delayed(1), delayed(2)])
-    await until(lambda: ends.asked)
-    ends.asked[0].refused(reason)
-    assert await Answered(handover).all_of(1, 2) == {1: answer, 2: answer}
+    for number, is_whole in enumerate(whole):
+        handover.hand([delayed(1), delayed(2)])
+        await until(lambda: len(ends.asked) > number)  # noqa: B023
+        if is_whole:
+            ends.asked[number].refused(reason)
+        else:
+            ends.asked[number].held({1: Refusal(reason)})
+        first = answer if is_whole else RecordAnswer.HELD
+        assert await Answered(handover).all_of(1, 2) == {1: first, 2: answer}
 
 
 async def test_nothing_is_written_while_the_node_takes_nothing_but_cancels(ends: Ends) -> None:
