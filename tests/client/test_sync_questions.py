@@ -81,27 +81,6 @@ class TestCancel:
             client.cancel(Handle("a.1", 17, bytes(16), "orders"))
         assert (caught.value.reason, caught.value.outcome_known) == (Reason.CANCEL_UNKNOWN, False)
 
-    def test_after_a_lost_reply_too_late_is_asked_again(self) -> None:
-        late = cancelled(pb.CANCEL_OUTCOME_TOO_LATE)
-        delivered = cancelled(pb.CANCEL_OUTCOME_ALREADY_DELIVERED)
-        with (
-            FakeService(abort_bare(grpc.StatusCode.UNAVAILABLE), late, delivered) as service,
-            Client(service.address) as client,
-        ):
-            outcome = client.cancel(Handle("a.1", 17, bytes(16), "orders")).outcome
-        assert outcome is CancelOutcome.ALREADY_DELIVERED
-
-    def test_an_unknown_outcome_is_asked_for_again(self) -> None:
-        with (
-            FakeService(abort(Reason.CANCEL_UNKNOWN), abort(Reason.NO_LEADER)) as service,
-            Client(service.address) as client,
-        ):
-            assert (
-                client.cancel(Handle("a.1", 17, bytes(16), "orders")).outcome
-                is CancelOutcome.CANCELLED
-            )
-        assert len(service.cancels) == 3
-
 
 class TestGet:
     def test_a_stored_message(self) -> None:
@@ -137,26 +116,9 @@ class TestGet:
                 getattr(found, field)
             assert raised.value.reason is Reason.FORBIDDEN
 
-    def test_what_was_rescheduled_shows_its_due(self) -> None:
-        handle = f"a.1:17:{bytes(16).hex()}:orders"
-        stored = pb.StoredMessage(handle=handle, rescheduled_to_ms=18_000)
-        response = answer(pb.GetMessageResponse(message=stored))
-        with FakeService(response) as service, Client(service.address) as client:
-            found = client.get(stored.handle)
-        assert found is not None
-        assert found.rescheduled_to_ms == 18_000
-
     def test_what_is_not_there_is_none(self) -> None:
         with FakeService() as service, Client(service.address) as client:
             assert client.get(Handle("a.1", 17, bytes(16), "orders")) is None
-
-    def test_another_refusal_is_raised(self) -> None:
-        with (
-            FakeService(abort(Reason.HANDLE_INVALID)) as service,
-            Client(service.address) as client,
-            pytest.raises(RefusedError, match="HANDLE_INVALID"),
-        ):
-            client.get(Handle("a.1", 17, bytes(16), "orders"))
 
 
 class TestSearch:
@@ -321,17 +283,3 @@ class TestReschedule:
         with FakeService(response) as service, Client(service.address) as client:
             reported = client.reschedule(Handle("a.1", 17, bytes(16), "orders"), to=self.TO)
         assert (reported.outcome, reported.handle, reported.due_ms) == (outcome, None, None)
-
-    def test_after_a_lost_reply_not_found_is_no_answer(self) -> None:
-        lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
-        gone = rescheduled(pb.RESCHEDULE_OUTCOME_NOT_FOUND)
-        with (
-            FakeService(lost, gone) as service,
-            Client(service.address) as client,
-            pytest.raises(RefusedError) as caught,
-        ):
-            client.reschedule(Handle("a.1", 17, bytes(16), "orders"), to=self.TO)
-        assert caught.value.reason is Reason.RESCHEDULE_UNKNOWN
-        assert not caught.value.outcome_known
-        # Each attempt asks for the same.
-        assert service.reschedules[0] == service.reschedules[1]

@@ -18,7 +18,6 @@ from delaywheel_replica.core.node.events import Broken, Written
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.messages import Applied, Gossip
 from delaywheel_replica.core.protocol.reschedules import MessageKey
-from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.server.commit.committer import Committed, Request, RequestOutcome
 from delaywheel_replica.server.commit.outside import GroupJob
 from delaywheel_replica.server.node.naming import rows_naming
@@ -163,24 +162,6 @@ def test_no_seal_is_given_while_a_group_that_it_would_refuse_is_written(node: Dr
     node.driver.finish_group(group)
     after = node.row.heartbeat.wheels[ONE]
     assert (after.seal_slot, after.seal_seq) == (before.seal_slot + 1, 1)
-
-
-def test_the_seal_moves_with_the_lesser_clock_and_never_back(node: Driven) -> None:
-    def sealed(leader_ahead_ms: int | None) -> tuple[int, int]:
-        node.clock_ms += 100
-        role = Role.STANDBY if leader_ahead_ms is None else Role.LEADING
-        node.hear(role=role, w1=None)
-        heartbeat = node.row.heartbeat.wheels[ONE]
-        return heartbeat.seal_slot - BASE_SLOT, heartbeat.seal_seq
-
-    first = sealed(0)
-    node.produce(message(1))
-    node.clock_wall_ms += 5_000
-    assert sealed(None) == first
-    assert sealed(0) == (first[0] + 5, 1)
-    node.clock_wall_ms -= 20_000
-    node.produce(message(2))
-    assert sealed(0) == (first[0] + 5, 1)
 
 
 def test_messages_and_cancels_are_frames_of_their_own(node: Driven) -> None:

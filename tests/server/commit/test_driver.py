@@ -27,7 +27,6 @@ from delaywheel_replica.core.node.events import (
     Tick,
     WriteStatus,
 )
-from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence
 from delaywheel_replica.core.protocol.messages import (
@@ -59,24 +58,6 @@ def test_the_first_wheel_is_opened_and_the_next_one_is_the_spare(node: Driven) -
     heartbeat = node.row.heartbeat
     assert (heartbeat.open, heartbeat.spare, heartbeat.last_number) == (ONE, TWO, 2)
     assert (heartbeat.wheels[ONE].applied, heartbeat.wheels[TWO].applied) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        WheelRecord({"n1": "another storage"}, 1, 0),
-        WheelRecord({"n2": "s"}, 1, 0),
-        WheelRecord({"n1": "mine"}, 1, 0, closed_at=0),
-    ],
-)
-def test_a_wheel_that_is_not_ours_to_open_is_left(node: Driven, record: WheelRecord) -> None:
-    node.hear()
-    assert node.control is not None
-    if "mine" in record.members.values():
-        record = WheelRecord({"n1": node.state.storage}, 1, 0, closed_at=0)
-    node.control = replace(node.control, wheels={ONE: record})
-    node.tick()
-    assert node.state.last_number == 0
 
 
 def test_a_broken_wheel_is_left_and_the_spare_opened(ready: Driven) -> None:
