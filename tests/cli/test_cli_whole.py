@@ -34,6 +34,19 @@ def topic(kafka: KafkaBroker, command: Command) -> str:
     return name
 
 
+def assert_refusals_have_names(service: Service, topic: str) -> None:
+    refused = service.run_cli("produce", topic, "v", "--delay", "300d", check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: DUE_BEYOND_SPAN: ")
+
+    def is_unknown() -> bool:
+        """In doubt, while Kafka does not say in time that the topic is missing, it is accepted."""
+        said = service.run_cli("produce", "no-such-topic", "v", "--delay", "1h", check=False).stderr
+        return said.startswith("error: TOPIC_UNKNOWN: ")
+
+    wait_until("Kafka says so", is_unknown)
+
+
 def test_from_produce_to_verify(service: Service, topic: str, command: Command) -> None:
     def ask(*arguments: str) -> Any:
         return json.loads(service.answer_of(*arguments, "--json").stdout)
@@ -49,6 +62,7 @@ def test_from_produce_to_verify(service: Service, topic: str, command: Command) 
     assert ask("get", "--topic", topic, "--id", sent["id"], "--due", str(sent["due_ms"])) == stored
     assert ask("cancel", handle) == {"outcome": "CANCELLED", "rescheduled_to_ms": None}
     assert ask("get", handle)["state"] == "cancelled"
+    assert_refusals_have_names(service, topic)
 
     asked = (ask("slots")["slots"], ask("slot", str(slot), "--content")["messages"])
     data = service.node()["data"]
@@ -57,16 +71,3 @@ def test_from_produce_to_verify(service: Service, topic: str, command: Command) 
     messages = command("slot", str(slot), "--data", data, "--content", "--json").document
     assert (read, messages["messages"]) == asked
     assert command("verify", data).code == 0
-
-
-def test_refusals_of_a_real_node_have_names(service: Service, topic: str) -> None:
-    refused = service.run_cli("produce", topic, "v", "--delay", "300d", check=False)
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("error: DUE_BEYOND_SPAN: ")
-
-    def is_unknown() -> bool:
-        """In doubt, while Kafka does not say in time that the topic is missing, it is accepted."""
-        said = service.run_cli("produce", "no-such-topic", "v", "--delay", "1h", check=False).stderr
-        return said.startswith("error: TOPIC_UNKNOWN: ")
-
-    wait_until("Kafka says so", is_unknown)

@@ -112,16 +112,16 @@ def test_what_cannot_run_says_why_and_leaves_the_earlier_books(
     earlier, file = tmp_path / "output" / "summary.json", tmp_path / "file"
     earlier.write_text("{}")
     file.touch()
-    why: list[tuple[str, dict[str, str]]] = [
-        ("CONTROL_UNREADABLE", {"cluster": "nobody"}),
-        ("LEDGER_UNREADABLE", {"ledger": "/nowhere/at/all"}),
-        ("LEDGER_UNREADABLE", {"ledger": str(file)}),
-        ("LEDGER_UNREADABLE.*no file of a ledger", {"ledger": str(tmp_path / "unmounted")}),
-        ("OUTPUT_UNWRITABLE", {"output": "/proc/nothing"}),
-    ]
-    for reason, wrong in why:
+    no_files = str(tmp_path / "unmounted")
+    for reason, wrong in (
+        ("CONTROL_UNREADABLE", replace(options, cluster="nobody")),
+        ("LEDGER_UNREADABLE", replace(options, ledger="/nowhere/at/all")),
+        ("LEDGER_UNREADABLE", replace(options, ledger=str(file))),
+        ("LEDGER_UNREADABLE.*no file of a ledger", replace(options, ledger=no_files)),
+        ("OUTPUT_UNWRITABLE", replace(options, output="/proc/nothing")),
+    ):
         with pytest.raises(CouldNotRun, match=reason):
-            run(spark, replace(options, **wrong))
+            run(spark, wrong)
     assert earlier.read_text() == "{}"
     assert not (tmp_path / "output" / ".writable").exists()
 

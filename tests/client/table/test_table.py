@@ -53,15 +53,13 @@ def in_memory() -> tuple[Table, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def by_a_node(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Table:
+def by_a_node(kafka: KafkaBroker, node: Service) -> Table:
     suffix = uuid.uuid4().hex[:12]
     names = {name: f"{name}-{suffix}" for name in TOPICS}
-    cluster = f"t{suffix}"
     for name in names.values():
         create_topic(kafka.address, name)
-    folder = tmp_path_factory.mktemp("table") / "cluster"
-    with Service(kafka.address, folder, cluster) as node, node.client() as client:
-        names["ingress"] = f"delaywheel-{cluster}-ingress"
+    with node.client() as client:
+        names["ingress"] = f"delaywheel-{node.cluster_id}-ingress"
         return run(Place(node.address, client, RealKafka(kafka.address, names)))
 
 

@@ -20,13 +20,6 @@ from support.services.service import Service
 WORLDS = [pytest.param("real", marks=pytest.mark.kafka), "memory"]
 
 
-@pytest.fixture(scope="package")
-def node(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("service") / "cluster"
-    with Service(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
-        yield running
-
-
 @pytest.fixture
 def place() -> Iterator[tuple[World, str]]:
     """The service in memory, and its address."""
