@@ -188,63 +188,6 @@ def test_no_answer_is_untrue_when_w_was_set_back(seqs: list[int]) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("counted", "progress", "complete", "decision"),
-    [
-        (True, Progress(9, None, {A1: 1, B1: 1}), True, CancelDecision.CANCELLED),
-        (True, Progress(9, OTHER, {A1: 1, B1: 1}), False, CancelDecision.CANCELLED),
-        (True, Progress(10, None, {A1: 1, B1: 1}), True, CancelDecision.UNKNOWN),
-        (False, Progress(10, None, {A1: 0, B1: 1}), True, CancelDecision.ALREADY_DELIVERED),
-        (False, Progress(9, COPY, {A1: 0, B1: 1}), True, CancelDecision.ALREADY_DELIVERED),
-        # What is acknowledged beyond V, and perhaps not here, does not count.
-        (False, Progress(10, None, {A1: 0, B1: 1}), False, CancelDecision.ALREADY_DELIVERED),
-        (False, Progress(10, None, {A1: 0, B1: 0}), True, CancelDecision.WAIT),
-        (False, Progress(9, None, {A1: 0, B1: 1}), True, CancelDecision.WAIT),
-        (False, None, True, CancelDecision.WAIT),
-    ],
-)
-def test_after_writing(
-    counted: bool, progress: Progress | None, complete: bool, decision: CancelDecision
-) -> None:
-    found = view(progress=progress, cancels=[Position(A1, 1, 0)], complete=complete)
-    assert after_writing(found) is decision
-    assert not counted or decision in {CancelDecision.CANCELLED, CancelDecision.UNKNOWN}
-
-
-DONE = Progress(10, None, {A1: 5, B1: 5})
-FINISHED = Progress(10, None, {A1: 5, B1: 5}, floor=DUE_MS // 1000 + 1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "decision"),
-    [
-        ({}, CancelDecision.WRITE),
-        ({"complete": False}, CancelDecision.WRITE),
-        ({"leading": False}, CancelDecision.NO_LEADER),
-        ({"progress": None}, CancelDecision.NO_LEADER),
-        ({"copies": []}, CancelDecision.NOT_FOUND),
-        ({"copies": [], "complete": False}, CancelDecision.UNKNOWN),
-        ({"copies": [], "progress": FINISHED}, CancelDecision.TOO_LATE),
-        ({"copies": [], "complete": False, "progress": FINISHED}, CancelDecision.TOO_LATE),
-        ({"progress": FINISHED}, CancelDecision.TOO_LATE),
-        ({"progress": FINISHED, "leading": False}, CancelDecision.NO_LEADER),
-        ({"progress": DONE}, CancelDecision.ALREADY_DELIVERED),
-        ({"progress": DONE, "complete": False}, CancelDecision.ALREADY_DELIVERED),
-        ({"progress": DONE, "readable": False}, CancelDecision.UNKNOWN),
-        ({"now_ms": DUE_MS - TOO_LATE_MS}, CancelDecision.TOO_LATE),
-        ({"now_ms": DUE_MS + 1}, CancelDecision.TOO_LATE),
-        # Asked again: an answer was lost, or another caller came first.
-        ({"cancels": [Position(A1, 5, 0)]}, CancelDecision.CANCELLED),
-        ({"cancels": [Position(A1, 5, 0)], "now_ms": DUE_MS}, CancelDecision.CANCELLED),
-        ({"cancels": [Position(A1, 6, 0)]}, CancelDecision.WAIT),
-        ({"cancels": [Position(A1, 5, 0)], "progress": DONE}, CancelDecision.UNKNOWN),
-        ({"cancels": [Position(A1, 6, 0)], "progress": DONE}, CancelDecision.ALREADY_DELIVERED),
-    ],
-)
-def test_before_writing(changes: dict[str, object], decision: CancelDecision) -> None:
-    assert before_writing(view(**changes)) is decision
-
-
 def test_once_a_cancel_is_written_only_true_answers_are_left() -> None:
     allowed = {
         CancelDecision.CANCELLED,

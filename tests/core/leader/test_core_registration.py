@@ -48,12 +48,6 @@ def test_a_new_node_gets_its_first_wheel_sealed_at_the_floor() -> None:
     assert state.wheels == {A1: wheel_record_of(seal_slot=77)}
 
 
-def test_a_repeated_request_gets_the_same_wheel_and_no_record() -> None:
-    wheel, state = registered(ask(ControlState(), 0), ControlState())
-    again = ask(state, 0, floor=99)
-    assert again == Registered(wheel, [])
-
-
 def test_a_node_that_knows_its_wheel_gets_the_next() -> None:
     _, state = registered(ask(ControlState(), 0), ControlState())
     wheel, state = registered(ask(state, 1), state)
@@ -77,11 +71,6 @@ def test_a_wheel_with_other_members_or_another_w_is_not_given_again() -> None:
             [node_record("a", NodeRecord("disk-a", 1)), wheel_record(A1, record)]
         )
         assert registered(ask(state, 0), state)[0] == A2
-
-
-def test_another_storage_takes_no_part() -> None:
-    _, state = registered(ask(ControlState(), 0), ControlState())
-    assert ask(state, 0, storage="disk-new") is RegistrationRefusal.STORAGE_REPLACED
 
 
 def test_an_older_copy_of_the_folder_takes_no_part() -> None:
