@@ -30,9 +30,9 @@ from local.loopback.cluster import LocalCluster
 from local.loopback.node import send_signal
 from support.clients.command import Command
 from support.kafka.read_committed import CommittedReader, create_topic
-from support.process.waiting import wait_until
 from support.services.ingress import Sender
 from support.services.trio import NO_METRICS
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,7 +14,7 @@ from delaywheel.kafka_admin import KafkaAdmin
 from local.loopback.brokers import Brokers
 from support.kafka.read_committed import create_topic, read_all
 from support.process.night import at_night
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

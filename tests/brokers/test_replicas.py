@@ -18,7 +18,7 @@ from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.brokers import Brokers
 from support.clients.command import Command
 from support.kafka.read_committed import create_topic, set_topic
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -19,8 +19,8 @@ from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import send_signal
 from support.kafka.read_committed import CommittedReader
 from support.process.night import at_night
-from support.process.waiting import wait_until
 from support.services.trio import NO_METRICS
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 

@@ -18,7 +18,7 @@ from delaywheel_replica.cli.doing.many import UNCHECKED
 from support.clients.command import Command
 from support.clients.fake_service import refuse_rows
 from support.clients.scripted_node import ScriptedNode
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 ID = bytes(range(16))
 DUE = "2030-03-17T17:46:40.250Z"

@@ -12,8 +12,8 @@ import pytest
 
 from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command
-from support.process.waiting import wait_until
 from support.services.service import Service
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from delaywheel import Client
 from support.clients.fake_service import FakeService, hang
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 SOON = timedelta(seconds=5)
 

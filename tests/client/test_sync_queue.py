@@ -25,7 +25,7 @@ from support.clients.fake_service import (
     hang,
     refuse_rows,
 )
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 SOON = timedelta(seconds=5)
 

@@ -20,8 +20,8 @@ from local.loopback.shared import PASSWORD, JoinedBroker
 from support.kafka.read_committed import create_topic, topic_exists
 from support.kafka.rights import Rights
 from support.kafka.safe_listener import listen_safely, make_certificate
-from support.process.waiting import wait_until
 from support.services.trio import NO_METRICS
+from support.services.waiting import wait_until
 
 NODES = int(os.environ.get("DELAYWHEEL_DRILL_NODES", "1"))
 BROKERS = int(os.environ.get("DELAYWHEEL_DRILL_KAFKAS", "1"))

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from delaywheel.consumer import ConsumerEvents, Partition, ReceivedMessage, RetryConsumer
 from local.loopback.kafka import KafkaBroker
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -18,7 +18,7 @@ from delaywheel.consumer import (
 )
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, headers_of
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

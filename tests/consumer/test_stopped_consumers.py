@@ -18,7 +18,7 @@ from support.consumer import sleeper
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import CommittedReader, create_topic
 from support.process.night import at_night
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -23,7 +23,7 @@ from delaywheel.transactional import Outgoing
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import create_topic
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -39,9 +39,9 @@ from support.kafka.read_committed import (
     topic_exists,
 )
 from support.kafka.rights import Rights, documented
-from support.process.waiting import wait_until
 from support.services.ingress import Sender
 from support.services.trio import NO_METRICS
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -24,8 +24,8 @@ from delaywheel import Client, RefusedError, ingress
 from local.loopback.cluster import LocalCluster
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import PATIENCE_S, CommittedReader, create_topic, headers_of
-from support.process.waiting import wait_until
 from support.services.trio import NO_METRICS
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

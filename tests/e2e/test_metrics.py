@@ -26,8 +26,8 @@ from delaywheel import CancelOutcome, Message
 from local.loopback.kafka import KafkaBroker, free_ports
 from support.kafka.read_committed import CommittedReader, create_topic
 from support.process.night import NIGHT
-from support.process.waiting import wait_until
 from support.services.service import Service
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

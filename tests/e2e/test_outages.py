@@ -19,8 +19,8 @@ from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
 from support.process.night import at_night
-from support.process.waiting import wait_until
 from support.services.service import Service
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ from local.loopback.cluster import LocalCluster, described
 from local.loopback.kafka import KafkaBroker
 from support.kafka.quotas import set_quota
 from support.kafka.read_committed import CommittedReader, create_topic
-from support.process.waiting import wait_until
 from support.services.trio import NO_METRICS
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -19,8 +19,8 @@ from local.loopback.cluster import LocalCluster, described
 from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command
 from support.kafka.read_committed import create_topic
-from support.process.waiting import wait_to_be_told, wait_until
 from support.services.trio import NO_METRICS
+from support.services.waiting import wait_to_be_told, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

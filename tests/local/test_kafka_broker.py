@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from local.loopback import kafka
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 PROGRAM = """
 import sys, time

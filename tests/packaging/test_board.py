@@ -32,8 +32,8 @@ from local.monitoring import board
 from local.monitoring.panels import ON_NONE, ROWS, panels
 from support.process.passed import skip_what_has_passed
 from support.process.prometheus import find_program
-from support.process.waiting import wait_until
 from support.server.well import on_folder, scrape
+from support.services.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 RUNBOOK = (ROOT / "docs" / "RUNBOOK.md").read_text(encoding="utf-8")

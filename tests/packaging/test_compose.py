@@ -20,7 +20,7 @@ import pytest
 
 from local.loopback.child import end_child, start_child
 from local.loopback.kafka import free_ports
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 PROGRAM = str(Path(sys.executable).with_name("delaywheel"))

@@ -24,7 +24,7 @@ from support.peers.process import FAILED, PeerProcess
 from support.peers.raw import Raw
 from support.peers.site import Site, free_members, identity
 from support.peers.wire import Wire
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 from support.wheels.copies import bundled, copy_of
 
 WHEEL = WheelId("n1", 1)

@@ -32,7 +32,7 @@ from local.stage.tally import Tally
 from local.stage.traffic import LEAD_S, burst, steady
 from local.stage.view import PlainView
 from local.stage.wholeness import look
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 
 def test_longest_gap_is_reported_with_its_end() -> None:

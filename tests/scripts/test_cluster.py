@@ -25,7 +25,7 @@ from local.loopback.cluster import (
     parse_settings,
 )
 from local.loopback.node import Node, to_toml
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,9 +17,9 @@ import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import free_ports
-from support.process.waiting import wait_until
 from support.server import h2_frames as h2
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 
 MINUTES = float(os.environ.get("DELAYWHEEL_FUZZ_MINUTES", "0"))
 pytestmark = pytest.mark.timeout(480 + 200 * MINUTES)

@@ -28,9 +28,9 @@ from delaywheel_replica.rights import withhold_names
 from delaywheel_replica.server.access.needs import NEEDS
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
-from support.process.waiting import wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
+from support.services.waiting import wait_until
 
 Answer = TypeVar("Answer")
 

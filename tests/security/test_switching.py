@@ -19,9 +19,9 @@ from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.reaching import Nodes
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
-from support.process.waiting import wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess, config_for
+from support.services.waiting import wait_until
 from support.wheels.messages import messages_of
 
 NODES = ("n1", "n2", "n3")

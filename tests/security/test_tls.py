@@ -35,9 +35,9 @@ from delaywheel_replica.server.certificates import (
 )
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
-from support.process.waiting import wait_to_be_told, wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess, config_for
+from support.services.waiting import wait_to_be_told, wait_until
 
 HANDLE = "n1.1:1800000000:" + 32 * "0" + ":orders"
 

@@ -25,9 +25,9 @@ from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.link import TopicInfo
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
-from support.process.waiting import wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
+from support.services.waiting import wait_until
 
 GRANTS = """
 [[grant]]

@@ -14,7 +14,7 @@ from delaywheel.trace.batch import BatchHead, decode
 from delaywheel.trace.counts import Cell, CellKey, Counted, Direction, EndCounts, folded
 from delaywheel.trace.reporter import MOST_BYTES, MOST_ROWS, QUEUE_BYTES, Reporter
 from delaywheel.trace.schema import EventKind
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 Batch = tuple[BatchHead, dict[str, list[Any]]]
 

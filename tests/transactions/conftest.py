@@ -17,7 +17,7 @@ import pytest
 from delaywheel.transactions import Barrier
 from local.loopback.child import end_child, start_child
 from local.loopback.postgres import LocalPostgres, find_postgres, has_postgres
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 ISOLATION = {
     "sqlite": ("DEFERRED", "IMMEDIATE"),

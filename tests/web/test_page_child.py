@@ -20,7 +20,7 @@ from delaywheel_replica.config_faults import faults
 from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, SOURCES_VARIABLE
 from delaywheel_replica.web.child import words
 from support.clients.scripted_node import ScriptedNode
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 CHILD = """
 import sys, time

@@ -22,7 +22,7 @@ from delaywheel_replica.web.connections import OF_AN_ADDRESS_AT_MOST
 from local.viewing.memory import resident_bytes
 from support.clients.page_user import OF_THE_PAGE
 from support.clients.scripted_node import ScriptedNode
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 
 @pytest.fixture

@@ -41,10 +41,10 @@ from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
 from support.process.night import at_night
-from support.process.waiting import wait_until
 from support.services.changing import Changing
 from support.services.ingress import IngressLoad, faults_of
 from support.services.trio import seen_by
+from support.services.waiting import wait_until
 
 pytestmark = [at_night, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 

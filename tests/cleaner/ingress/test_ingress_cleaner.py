@@ -16,7 +16,7 @@ from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World
 from support.due.wheels import Wheels
 from support.kafka.read_committed import CommittedReader
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

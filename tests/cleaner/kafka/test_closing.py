@@ -26,7 +26,7 @@ from delaywheel_replica.cleaner.kafka.producers import (
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 RECORDS = 2_000
 INIT_MS = 9_000

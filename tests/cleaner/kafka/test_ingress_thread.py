@@ -23,7 +23,7 @@ from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, delete_topic
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -30,7 +30,7 @@ from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

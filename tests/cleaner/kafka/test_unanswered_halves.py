@@ -18,7 +18,7 @@ from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.consumer.half_letters import SentHalf
 from support.kafka.read_committed import create_topic, topic_exists
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

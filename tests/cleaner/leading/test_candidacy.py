@@ -30,7 +30,7 @@ from delaywheel_replica.core.election.events import (
 from delaywheel_replica.core.protocol.control import NodeRecord, leader_record, node_record
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.committing import AtOnce
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 
 class LongTopic:

@@ -26,7 +26,7 @@ from support.kafka.read_committed import (
     read_all,
     topic_exists,
 )
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -26,7 +26,7 @@ from local.loopback.node import Node
 from support.clients.command import Command, Ended
 from support.clients.page_user import OF_THE_PAGE
 from support.kafka.read_committed import create_topic, read_all
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 SECURITY = Path(__file__).parents[3] / "docs" / "SECURITY.md"
 HOSTS = {"n1": "127.0.0.1", "n2": "127.0.0.2", "n3": "127.0.0.3"}

@@ -23,7 +23,7 @@ from delaywheel.consumer import (
     RetryConsumer,
 )
 from delaywheel.consumer.settings import Options
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 
 class Told(ConsumerEvents):

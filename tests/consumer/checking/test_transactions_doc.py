@@ -23,7 +23,7 @@ from local.loopback.kafka import KafkaBroker
 from support.consumer.documents import DOCS, PATIENCE_S, Program, program_of
 from support.consumer.half_letters import SentHalf
 from support.kafka.read_committed import CommittedReader, headers_of
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 DOCUMENT = "TRANSACTIONS.md"
 

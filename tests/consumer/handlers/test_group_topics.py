@@ -18,7 +18,7 @@ from delaywheel.consumer.kafka import member
 from delaywheel.consumer.settings import read_settings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 PATIENCE_S = 60.0
 

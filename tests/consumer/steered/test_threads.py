@@ -24,7 +24,7 @@ from delaywheel.consumer.records import Partition
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka
 from support.consumer.running import RunningKafka
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 PATIENCE_S = 30.0
 LANE = Partition("orders", 0)

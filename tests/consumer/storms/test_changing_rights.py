@@ -30,7 +30,7 @@ from support.kafka.read_committed import (
 )
 from support.kafka.rights import Rights
 from support.process.night import NIGHT
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

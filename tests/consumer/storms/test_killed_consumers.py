@@ -39,7 +39,7 @@ from support.kafka.read_committed import (
     wait_decided,
 )
 from support.process.night import NIGHT, at_night
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.cluster import described
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader
-from support.process.waiting import wait_until
 from support.services.service import Service
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -24,8 +24,8 @@ from delaywheel_replica.config_sources import load_config
 from local.loopback.cluster import argument_parser
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader
-from support.process.waiting import wait_until
 from support.services.service import AGAIN, Service
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -16,13 +16,13 @@ from delaywheel import ingress
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import PATIENCE_S, CommittedReader, headers_of, read_all
-from support.process.waiting import wait_until
 from support.services.ingress import (
     Sender,
     assert_delivered,
     long,
 )
 from support.services.service import Service
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

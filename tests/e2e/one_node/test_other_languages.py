@@ -21,8 +21,8 @@ import pytest
 
 from local.loopback.kafka_jars import cache_folder
 from support.process.passed import skip_what_has_passed
-from support.process.waiting import wait_until
 from support.services.service import Service
+from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -16,8 +16,8 @@ from delaywheel.trace.reports import EventReports
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader, delete_topic
-from support.process.waiting import wait_until
 from support.services.service import Service
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

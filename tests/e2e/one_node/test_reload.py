@@ -12,8 +12,8 @@ import pytest
 
 from delaywheel import RefusedError
 from delaywheel.reasons import Reason
-from support.process.waiting import wait_until
 from support.services.service import Service
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

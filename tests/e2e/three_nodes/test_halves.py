@@ -15,8 +15,8 @@ from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
-from support.process.waiting import wait_until
 from support.services.trio import Trio, in_sync_changes, send
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -23,8 +23,8 @@ from delaywheel_replica.server.changing.pending import Decided
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.search import Page
 from delaywheel_replica.server.node.refusals import RequestRefusedError
-from support.process.waiting import wait_until
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

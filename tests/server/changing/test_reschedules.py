@@ -40,9 +40,9 @@ from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
-from support.process.waiting import wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

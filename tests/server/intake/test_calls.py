@@ -25,8 +25,8 @@ from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
 from delaywheel_replica.server.intake.reception import CALLS, Reception
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import Context
-from support.process.waiting import until
 from support.server.server_process import config_for
+from support.services.waiting import until
 
 _LONG = 8 << 20
 _OPTIONS = (

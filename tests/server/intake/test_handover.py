@@ -48,7 +48,7 @@ from delaywheel_replica.server.intake.validate import IntakeRules
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
-from support.process.waiting import until
+from support.services.waiting import until
 
 WHEEL = WheelId("n1", 1)
 AT = ("ingress", 0)

@@ -14,8 +14,8 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.process.waiting import wait_until
 from support.server.server_process import ServerProcess, config_for
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -28,8 +28,8 @@ from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.ledger.notes import Notes
 from sim.machine.disk import Crash, Fault, SimulatedDisk
-from support.process.waiting import wait_until
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 from support.wheels.books import ACCEPTED_AT_MS, WHEEL, Bench, Died
 from support.wheels.messages import BASE_SLOT, message
 

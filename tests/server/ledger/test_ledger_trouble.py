@@ -18,7 +18,7 @@ from delaywheel_replica.server.ledger import publisher as publish
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import rows_folder
 from sim.machine.disk import Fault, SimulatedDisk
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 from support.wheels.books import (
     ACCEPTED_AT_MS,
     WHEEL,

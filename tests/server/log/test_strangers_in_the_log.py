@@ -16,9 +16,9 @@ import pytest
 
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
-from support.process.waiting import wait_until
 from support.server import h2_frames as h2
 from support.server.forked import fork_program
+from support.services.waiting import wait_until
 
 CONNECTIONS = 150
 OTHERWISE = (

@@ -39,8 +39,8 @@ from delaywheel_replica.server.node.calls_to_nodes import PASSED, CallsToNodes, 
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, abort
 from support.core.values import heartbeat
-from support.process.waiting import until
 from support.server.views import node_view
+from support.services.waiting import until
 
 NOW_MS = 50_000
 REQUEST = pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{7:032x}:orders")])

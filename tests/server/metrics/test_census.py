@@ -13,7 +13,7 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.server.metrics.census import Census
 from delaywheel_replica.server.node.pending_topics import PendingTopics
 from support.core.values import heartbeat
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 DATA = Path(__file__).parents[2] / "golden" / "node-3"
 LEAST_SLOT = 1_763_700_000

@@ -20,9 +20,9 @@ from delaywheel import Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.status_files import Role
 from local.loopback.kafka import free_ports
-from support.process.waiting import wait_to_be_told, wait_to_hold, wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_to_be_told, wait_to_hold, wait_until
 
 
 class Node:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.process.lateness import Late
-from support.process.waiting import wait_until
 from support.server import watched_server
 from support.server.fuzzing import ATTACKS, Attack, Way, columns, field
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 
 MINUTES = float(os.environ.get("DELAYWHEEL_FUZZ_MINUTES", "0"))
 pytestmark = pytest.mark.timeout(480 + 60 * MINUTES)

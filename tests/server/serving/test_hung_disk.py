@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.node.node_view import monotonic_ms
-from support.process.waiting import wait_until
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 
 MEMORY = Path("/dev/shm")
 TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")

@@ -26,7 +26,7 @@ from delaywheel_replica.process.inheritance import (
 )
 from delaywheel_replica.process.memory_kills import last_kill
 from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 # Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor; that
 # it was asked to end it notes in <name>.asked. It loads nothing that it can do without: some two

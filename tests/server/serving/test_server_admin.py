@@ -9,8 +9,8 @@ import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import NodeStorage
-from support.process.waiting import wait_until
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 
 
 @pytest.fixture

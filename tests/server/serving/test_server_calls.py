@@ -21,8 +21,8 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskTopic, TopicInfo
-from support.process.waiting import wait_until
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 
 SETTINGS = {
     "span_seconds": "3600",

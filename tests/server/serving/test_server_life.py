@@ -26,8 +26,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.link import AskTopic, StopRequested
 from delaywheel_replica.server import serving
-from support.process.waiting import wait_until
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_until
 from support.wheels.wheels import mark_wheel
 
 ONE, TWO, THREE = (WheelId("n1", number) for number in (1, 2, 3))

@@ -22,9 +22,9 @@ from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import DeadLetter
 from local.loopback.kafka import free_ports
-from support.process.waiting import wait_to_hold, wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess
+from support.services.waiting import wait_to_hold, wait_until
 
 NODES = ("n1", "n2", "n3")
 MIN_INSYNC = 2

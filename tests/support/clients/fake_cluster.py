@@ -12,7 +12,7 @@ import grpc
 from delaywheel.testing.rows import SentMessage
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import Behaviour, FakeService, accept
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 
 class FakeCluster:

@@ -11,7 +11,7 @@ import pytest
 from delaywheel.consumer.records import FetchedRecords, Partition
 from delaywheel.consumer.settings import ConsumerSettings
 from support.consumer.fake_kafka import FakeBroker, FakeKafka
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 PATIENCE_S = 30.0
 

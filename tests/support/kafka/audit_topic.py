@@ -13,7 +13,7 @@ from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.plan import Plan, plan
 from delaywheel_audit.kafka.questions import KafkaQuestions
 from support.kafka.read_committed import PATIENCE_S, create_topic, delete_topic
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 

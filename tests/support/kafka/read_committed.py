@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 PATIENCE_S = 60.0
 """A broker beside whole clusters on two cores may be slow; nothing here tests how fast it is."""

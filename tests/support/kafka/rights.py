@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 
 from local.loopback.shared import PASSWORD, JoinedBroker
 from local.reference import rows_of
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 _DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "KAFKA.md"
 _KINDS: Final = {

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from local.loopback.child import end_child, start_child
 from local.loopback.kafka import free_ports
 from local.loopback.kafka_jars import find_java
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from delaywheel_replica.process.inheritance import (
     RESOLVED_VARIABLE,
     ROW_FD_VARIABLE,
 )
-from support.process.waiting import wait_until
 from support.server.fake_cleaner import FakeCleaner
 from support.server.forked import Forked, fork_server
+from support.services.waiting import wait_until
 
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import CancelOutcome, Client, DelaywheelError
-from support.process.waiting import wait_until
 from support.services.caller import Caller
+from support.services.waiting import wait_until
 
 _AHEAD_S = 6
 _PAUSE_S = 0.2

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 from delaywheel import Client, DelaywheelError, Message, RescheduleOutcome
 from support.kafka.read_committed import CommittedReader
-from support.process.waiting import wait_until
 from support.services.caller import Caller
+from support.services.waiting import wait_until
 
 _AHEAD_S = 15
 _FARTHER_S = 5

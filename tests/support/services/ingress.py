@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from delaywheel import ingress
 from support.kafka.read_committed import PATIENCE_S, CommittedReader, headers_of
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 PAUSE_S = 0.1
 

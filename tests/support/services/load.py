@@ -11,8 +11,8 @@ from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import Client, Message
 from support.kafka.read_committed import CommittedReader, headers_of
-from support.process.waiting import wait_until
 from support.services.caller import Caller
+from support.services.waiting import wait_until
 
 LATEST_S = 3
 """No due of a `Load` is further ahead when it is sent."""

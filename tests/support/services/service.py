@@ -18,8 +18,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.app import main
 from local.loopback.cluster import described
 from local.loopback.node import PROCESSES, send_signal
-from support.process.waiting import wait_until
 from support.server.forked import Forked, fork_program
+from support.services.waiting import wait_until
 
 # The window is for machines so busy that a message waits long for its leader.
 QUICK = {

@@ -26,8 +26,8 @@ from local.loopback.cluster import LocalCluster, described
 from local.loopback.kafka import free_ports
 from local.loopback.node import PROCESSES, Node, send_signal
 from local.stage.mirrors import compare
-from support.process.waiting import wait_until
 from support.services.service import AGAIN, run_cli_at
+from support.services.waiting import wait_until
 
 T = TypeVar("T")
 LATE_WINDOW_S = 20

@@ -30,7 +30,7 @@ from local.loopback.shared import JoinedBroker
 from support.kafka.read_committed import create_topic, delete_topic
 from support.kafka.rights import Rights, documented_of
 from support.kafka.told import Told
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -31,7 +31,7 @@ from support.kafka.told import Told
 from support.process.night import at_night
 from support.process.spark import cheap_start
 from support.process.standalone import Standalone, standalone
-from support.process.waiting import wait_until
+from support.services.waiting import wait_until
 
 pytestmark = [at_night, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
