@@ -190,12 +190,11 @@ class GrpcHandlers:
         return self._guarded(name, answer)
 
     def _admitted(self, name: str, context: Context) -> CallContext:
-        if self._access is None:
-            return _called(ANYBODY, context)
-        call = _called(self._access.admit(name, context), context)
-        if not call.caller.rights.are_none:
-            self._on_admitted(call.address, call.caller.expires_s)
-        return call
+        access, address = self._access, context.peer()
+        caller = ANYBODY if access is None else access.admit(name, context)
+        if access is not None and not caller.rights.are_none:
+            self._on_admitted(address, caller.expires_s)
+        return CallContext(caller, address, context.time_remaining(), context)
 
     def _begun_stream(self, held: ExitStack, origin: CallOrigin) -> OpenStream:
         stream = self._reception.begin_stream(origin, asyncio.get_running_loop().time)
@@ -226,17 +225,16 @@ class GrpcHandlers:
                         return
                 if refusal.reason in OF_ACCESS:
                     self._audit.refused(name, context.peer(), refusal)
-                await self._refuse(context, name, refusal)
-                if refusal.reason is Reason.CERTIFICATE_EXPIRED:
-                    self._on_admitted(context.peer(), -inf)
+                self._counts.refused_calls[name, refusal.reason] += 1
+                try:
+                    await abort(context, refusal)
+                finally:
+                    if refusal.reason is Reason.CERTIFICATE_EXPIRED:
+                        self._on_admitted(context.peer(), -inf)
             except grpc.aio.InternalError:  # the caller is gone: nothing can be sent to it
                 raise asyncio.CancelledError from None
 
         return grpc.stream_stream_rpc_method_handler(handle)
-
-    async def _refuse(self, context: Context, name: str, refusal: Refusal) -> None:
-        self._counts.refused_calls[name, refusal.reason] += 1
-        await abort(context, refusal)
 
     def _handler(self, method: MethodDescriptor, servicer: object) -> GrpcHandler:
         answer = getattr(servicer, method.name)
@@ -302,10 +300,6 @@ class GrpcHandlers:
         if not isinstance(content, bytes):
             raise RequestRefusedError(Reason.REQUEST_MALFORMED, "No request")
         return content
-
-
-def _called(caller: Caller, context: Context) -> CallContext:
-    return CallContext(caller, context.peer(), context.time_remaining(), context)
 
 
 class _Encoding:
