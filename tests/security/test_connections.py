@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import select
 import socket
 import ssl
 import time
@@ -74,6 +76,29 @@ def test_a_connection_without_a_call_is_closed_and_one_with_a_call_stays(
         )
         assert is_closed(silent, 60)
         assert not is_closed(known, 3)
+
+
+async def test_one_address_has_a_quarter_of_a_port_and_others_keep_what_they_have() -> None:
+    """Idle connections, each of which answered pings, kept all others out."""
+    connections = CallerConnections(8)
+    with ExitStack() as held:
+        port = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+        connections.start({port.getsockname()[1]: True}, lambda: False)
+        held.callback(connections.stop)
+
+        def connected(host: str) -> socket.socket:
+            line = socket.create_connection(port.getsockname(), source_address=(host, 0))
+            held.enter_context(port.accept()[0])
+            return held.enter_context(line)
+
+        def closed(within_s: float) -> list[socket.socket]:
+            return select.select([other, *lines], [], [], within_s)[0]
+
+        other, *lines = (connected(host) for host in ("127.0.0.1", *["127.0.0.2"] * 3))
+        (first,) = await asyncio.to_thread(closed, 60)
+        assert first in lines
+        await asyncio.sleep(1.5)  # some looks later
+        assert closed(0) == [first]
 
 
 def test_a_header_block_without_end_is_cut_off(server: ServerProcess) -> None:

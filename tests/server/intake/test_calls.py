@@ -58,6 +58,9 @@ class Site:
         self.begun.append("DescribeCluster")
         return pb.DescribeClusterResponse()
 
+    async def WhoAmI(self, _request: object, _context: Context) -> pb.WhoAmIResponse:
+        return pb.WhoAmIResponse()
+
     async def GetMessage(self, _request: object, _context: Context) -> pb.GetMessageResponse:
         return pb.GetMessageResponse(message=pb.StoredMessage(value=bytes(_LONG)))
 
@@ -199,6 +202,26 @@ async def test_what_is_no_question_is_refused_by_name(
             await _call(channel.stream_unary, "GetMessage")(iter([]))
         assert "REQUEST_MALFORMED" in str(caught.value.trailing_metadata())
     assert site.counts.refused_calls.total() == 2
+
+
+@pytest.mark.parametrize("may", [True, False])
+async def test_only_who_may_do_something_is_known_by_a_call(tmp_path: Path, *, may: bool) -> None:
+    """A stranger who asks who it is would keep its connection for ever."""
+    grants, known = tmp_path / "grants.toml", list[str]()
+    grants.touch(0o600)
+    who = "anonymous" if may else "token:shop"
+    grants.write_text(f'[[grant]]\nwho = ["{who}"]\nmay = ["inspect"]\n')
+    access = Access(config_for(tmp_path, grants=str(grants)))
+
+    def note(address: str, _expires_s: float) -> None:
+        known.append(address)
+
+    async with (
+        _served(Site(), access, Audit("n1"), note) as site,
+        grpc.aio.insecure_channel(site.address, options=_OPTIONS) as channel,
+    ):
+        await _call(channel.unary_unary, "WhoAmI")(b"")
+    assert len(known) == int(may)
 
 
 async def test_who_leaves_before_the_answer_is_in_the_audit_log(
