@@ -1,23 +1,223 @@
-"""Changes of named messages that clients gather."""
+"""Changes of named messages that clients gather: callers and calls are stepped by hand."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from delaywheel.client.changing import gathering
-from delaywheel.client.changing.gathering import AioChanges, SyncChanges
+from delaywheel.client.changing.gathering import GatheredChanges
 from delaywheel.client.changing.named_changes import Again, Doubts
-from delaywheel.errors import RefusedError, TimedOutError
+from delaywheel.client.transport.port import finished
+from delaywheel.client.transport.threads import ThreadTransport
+from delaywheel.errors import CallFailedError, RefusedError, TimedOutError
 from delaywheel.reasons import Reason
 
-Tell = Callable[[int, Any], None]
+
+def of(*params: tuple[bool, int]) -> pytest.MarkDecorator:
+    """Has a test's `steps` block or not, and make so many calls at once."""
+    return pytest.mark.parametrize("steps", params, indirect=True)
+
+
+@types.coroutine
+def until(condition: Callable[[], bool]) -> Generator[Callable[[], bool], None, None]:
+    """Suspends a coroutine until `Steps.run` finds that the condition is true."""
+    yield condition
+
+
+@dataclass(eq=False)
+class Stepped:
+    """A coroutine that is stepped by hand."""
+
+    work: Coroutine[Any, Any, Any]
+    goes_on: Callable[[], bool] = lambda: True
+    is_over: bool = False
+    result: Any = None
+    message: Any = None
+
+    def step(self, thrown: BaseException | None = None) -> None:
+        try:
+            self.goes_on = self.work.throw(thrown) if thrown else self.work.send(None)
+        except StopIteration as end:
+            self.is_over, self.result = True, end.value
+        except BaseException as error:  # noqa: BLE001 - it is what became of it
+            self.is_over, self.result = True, error
+
+
+@dataclass(eq=False)
+class Call:
+    """A call under way; `told` are the numbers that it has settled, or let go."""
+
+    messages: list[Any]
+    deadline_s: float
+    tell: Callable[[int, Any], None]
+    doubts: Doubts
+    doubted: dict[int, int]
+    told: set[int] = field(default_factory=set)
+    ends: BaseException | bool = False
+
+    def answer(self, number: int, result: Any) -> None:
+        self.told.add(number)
+        self.tell(number, result)
+
+    def left(self) -> list[int]:
+        return [number for number in range(len(self.messages)) if number not in self.told]
+
+    def answer_all(self) -> None:
+        for number in self.left():
+            self.answer(number, self.messages[number])
+        self.ends = True
+
+
+class News:
+    def __init__(self, steps: Steps) -> None:
+        self.steps, self.is_told = steps, False
+
+    def tell(self) -> None:
+        self.is_told = True
+
+    async def wait(self, most_s: float) -> None:
+        end_s = self.steps.now_s + most_s
+        await until(lambda: self.is_told or self.steps.now_s >= end_s)
+
+
+class Steps:
+    """A transport with a clock of its own; `blocks`: as threads do, where others await."""
+
+    def __init__(self, *, blocks: bool, calls_at_once: int) -> None:
+        self.blocks, self.now_s = blocks, 1000.0
+        self.calls: list[Call] = []
+        self.tasks: list[Stepped] = []
+        self.changes = GatheredChanges[Any, Any](
+            cast("Any", self), self.call, calls_at_once=calls_at_once
+        )
+
+    def news(self) -> News:
+        return News(self)
+
+    async def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        if self.blocks:
+            await work
+        else:
+            self.tasks.append(Stepped(work))
+
+    async def call(
+        self, messages: Sequence[Any], deadline_s: float, tell: Any, doubts: Doubts
+    ) -> None:
+        call = Call([*messages], deadline_s, tell, doubts, dict(doubts))
+        doubts.begin([*range(len(messages))])
+        self.calls.append(call)
+        await until(lambda: call.ends is not False)
+        if isinstance(call.ends, BaseException):
+            raise call.ends
+
+    def ask(self, message: Any, within_s: float = 60, *, runs: bool = True) -> Stepped:
+        task = Stepped(self.changes.change(message, self.now_s + within_s), message=message)
+        self.tasks.append(task)
+        task.step()
+        if runs:
+            self.run()
+        return task
+
+    def run(self, passed_s: float = 0.0) -> None:
+        """Goes on until nothing does, and again once so much time has passed."""
+        for now_s in (self.now_s, self.now_s + passed_s):
+            self.now_s = now_s
+            while any_goes := [each for each in self.tasks if not each.is_over and each.goes_on()]:
+                for each in any_goes:
+                    each.step()
+        self.tasks = [each for each in self.tasks if not each.is_over]
+
+    def named(self) -> list[list[Any]]:
+        return [call.messages for call in self.calls]
+
+    def is_empty(self) -> bool:
+        changes = self.changes
+        return not (changes._gathered or changes._unanswered or changes._under_way or self.tasks)
+
+
+@pytest.fixture(params=[(False, 32), (True, 32)], ids=["loop", "threads"])
+def steps(request: pytest.FixtureRequest) -> Iterator[Steps]:
+    blocks, calls_at_once = request.param
+    made = Steps(blocks=blocks, calls_at_once=calls_at_once)
+    with patch.object(gathering, "monotonic", lambda: made.now_s):
+        yield made
+
+
+def test_a_lone_one_goes_at_once_and_others_gather_longer_while_many_are_under_way(
+    steps: Steps,
+) -> None:
+    """Sixteen calls of 0.7 s held whatever came meanwhile, at 200 reschedules a second."""
+    for number in range(24):
+        steps.ask(number)
+        steps.run(0.061)
+    assert steps.named() == [[number] for number in range(24)]
+    steps.ask("late")
+    steps.ask("later")
+    steps.run(0.055)
+    for call in steps.calls[:16]:
+        call.answer_all()
+    assert len(steps.calls) == 24
+    steps.run()  # of 20 ms, once eight are under way, 55 have passed
+    assert steps.named()[24:] == [["late", "later"]]
+
+
+def test_a_full_call_goes_at_once(steps: Steps) -> None:
+    steps.ask(-1)
+    for number in range(1_001):
+        steps.ask(number, runs=False)
+    steps.run()
+    assert [len(each) for each in steps.named()] == [1, 1_001 - 1]
+
+
+def test_what_a_client_cannot_have_answered_it_refuses_at_once(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many may be asked for at one moment; and once some are answered, others may go on."""
+    monkeypatch.setattr(gathering, "UNANSWERED_AT_MOST", 4)
+    waiting = [steps.ask(n, runs=False) for n in range(8)]
+    steps.run(1.0)
+    refused = steps.ask(8).result
+    assert isinstance(refused, RefusedError)
+    assert (refused.reason, refused.outcome_known) == (Reason.BACKPRESSURE, True)
+    assert not any(each.is_over for each in waiting)
+    for call in steps.calls:
+        call.answer_all()
+    steps.run()
+    steps.ask(9)
+    steps.calls[-1].answer_all()
+    steps.run()
+    assert [each.result for each in waiting] == [*range(8)]
+    assert steps.is_empty()
+
+
+@of((False, 1), (True, 1))
+def test_where_the_first_wait_for_long_the_last_go_first(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise all are sent when their time is nearly over, for as long as more come.
+
+    The first is sent beside them: a thread that sends does not look, so it would keep all waiting.
+    """
+    monkeypatch.setattr(gathering, "MESSAGES_AT_MOST", 3)
+    waiting = [steps.ask(n) for n in range(7)]
+    for _ in range(3):
+        steps.run(gathering.LATE_S)
+        steps.calls[-1].answer_all()
+    steps.run()
+    assert steps.named() == [[0], [1, 6, 5], [2, 4, 3]]
+    assert [each.result for each in waiting] == [*range(7)]
 
 
 class _Named:
@@ -32,170 +232,157 @@ class _Named:
     __hash__ = object.__hash__
 
 
-async def test_while_many_calls_last_long_others_gather_longer_and_wait_for_none_to_end() -> None:
-    """Sixteen calls of 0.7 s held whatever came meanwhile, at 200 reschedules a second."""
-    calls: list[int] = []
-    never = asyncio.Event()
-
-    async def call(messages: Sequence[Any], *_: object) -> None:
-        calls.append(len(messages))
-        await never.wait()
-
-    changes = AioChanges(cast("Any", call))
-    waiting = []
-    async with asyncio.timeout(60):
-        while len(calls) < 20:
-            waiting.append(asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60)))
-            await asyncio.sleep(0.002)
-    assert gathering._wait_s({1: gathering._One(cast("Any", 0), 0.0, monotonic())}, 24) > 0.055
-    for each in (*waiting, *changes._tasks):
-        each.cancel()
-
-
-async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun: list[asyncio.Event] = []
-
-    async def call(*_: object) -> None:
-        begun.append(asyncio.Event())
-        await begun[-1].wait()
-
-    changes, waiting = AioChanges(cast("Any", call)), list[asyncio.Task[Any]]()
-
-    async def begin(calls: int) -> None:
-        waiting.append(asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60)))
-        async with asyncio.timeout(60):
-            while len(begun) < calls:  # noqa: ASYNC110 - nothing announces it
-                await asyncio.sleep(0)
-
-    monkeypatch.setattr(gathering, "LINGER_S", 0)
-    for calls in range(1, 25):
-        await begin(calls)
-    monkeypatch.setattr(gathering, "LINGER_S", 100)
-    waiting.append(asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60)))
-    await asyncio.sleep(0)
-    loop = asyncio.get_running_loop()
-    assert changes._timer is not None
-    assert 250 < changes._timer.when() - loop.time() <= 300
-    for end in begun[:16]:
-        end.set()
-    async with asyncio.timeout(60):
-        while len(changes._tasks) > 8:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0)
-    # It is set anew for what differs by over half of LINGER_S, which four calls make to a hair.
-    assert 50 < changes._timer.when() - loop.time() < 151
-    for each in (*waiting, *changes._tasks):
-        each.cancel()
-    changes._timer.cancel()
-
-
-async def test_what_a_client_cannot_have_answered_it_refuses_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However many may be asked for at one moment; and once some are answered, others may go on."""
-    answered = asyncio.Event()
-
-    async def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
-        await answered.wait()
-        for number in range(len(messages)):
-            tell(number, "done")
-
-    monkeypatch.setattr(gathering, "UNANSWERED_AT_MOST", 4)
-    changes = AioChanges(cast("Any", call))
-
-    def ask() -> asyncio.Task[Any]:
-        return asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60))
-
-    waiting = [ask() for _ in range(8)]
-    await asyncio.sleep(0)
-    monkeypatch.setattr(gathering, "LATE_S", 0.0)
-    with pytest.raises(RefusedError, match="waits for 8 already") as refused:
-        await asyncio.wait_for(ask(), 60)
-    assert refused.value.reason is Reason.BACKPRESSURE
-    assert refused.value.outcome_known
-    assert not any(task.done() for task in waiting)
-    answered.set()
-    async with asyncio.timeout(60):
-        assert await asyncio.gather(*waiting) == ["done"] * 8
-        assert await ask() == "done"
-    assert not changes._unanswered
-
-
-async def test_where_the_first_wait_for_long_the_last_go_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Otherwise all are sent when their time is nearly over, for as long as more come."""
-    calls: list[list[Any]] = []
-    goes_on = asyncio.Event()
-
-    async def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
-        calls.append(list(messages))
-        await goes_on.wait()
-        for number, message in enumerate(messages):
-            tell(number, message)
-
-    cancels = AioChanges(cast("Any", call), calls_at_once=1)
-    waiting = [asyncio.create_task(cancels.change(n, monotonic() + 60)) for n in range(1_501)]
-    await asyncio.sleep(0)
-    monkeypatch.setattr(gathering, "LATE_S", 0.0)
-    goes_on.set()
-    assert await asyncio.gather(*waiting) == list(range(1_501))
-    assert [sorted(each) for each in calls] == [[0], [*range(501, 1_501)], [*range(1, 501)]]
-
-
-async def test_who_gives_up_is_not_searched_for_among_all_others() -> None:
+@of((False, 32))
+def test_who_gives_up_is_not_searched_for_among_all_others(steps: Steps) -> None:
     """40,000 that waited took their client 75 s to give up, during which it did nothing else."""
-
-    async def hangs(*_: object) -> None:
-        await asyncio.Event().wait()
-
-    cancels = AioChanges(cast("Any", hangs), calls_at_once=1)
-    deadline_s = monotonic() + 0.2
-    callers = [cancels.change(cast("Any", _Named()), deadline_s) for _ in range(3_000)]
-    results = await asyncio.gather(*callers, return_exceptions=True)
-    errors = [each for each in results if isinstance(each, TimedOutError)]
-    assert len(errors) == 3_000
-    assert sum(error.outcome_known for error in errors) >= 1_000  # one call has the others
+    waiting = [steps.ask(_Named(), 5, runs=False) for _ in range(3_000)]
+    steps.run(6)
+    assert {type(each.result) for each in waiting} == {TimedOutError}
     assert _Named.compared == 0
-    for task in cancels._tasks:
-        task.cancel()
+    assert not steps.changes._gathered
 
 
-async def test_what_a_cancelled_task_asked_for_is_not_sent_later() -> None:
-    calls: list[list[Any]] = []
-    goes_on, is_refused = asyncio.Event(), asyncio.Event()
+@of((False, 32))
+@pytest.mark.parametrize("is_interrupted", [False, True])
+@pytest.mark.parametrize(
+    ("state", "is_known", "obstacle"),
+    [
+        ("gathered", True, ""),
+        ("under way", False, ""),
+        ("not sent", True, "; last: nobody answers"),
+        ("backing off", False, "; last: busy"),
+        ("gathered again", False, "; last: busy"),
+    ],
+)
+def test_who_gives_up_hears_what_is_known_and_is_not_named_again(
+    steps: Steps, state: str, obstacle: str, *, is_known: bool, is_interrupted: bool
+) -> None:
+    """Coroutines were told that cancels may have an effect of which no node had ever heard."""
+    first, mine = steps.ask("first", 90), steps.ask("mine", 30)
+    if state != "gathered":
+        steps.run(0.02)
+        call = steps.calls[1]
+        if state == "not sent":
+            call.doubts.end([0], "nobody answers")
+        elif state != "under way":
+            call.answer(0, Again(90.0 if state == "backing off" else None, why="busy"))
+    if is_interrupted:
+        mine.step(KeyboardInterrupt())
+        assert isinstance(mine.result, KeyboardInterrupt)
+    else:
+        with patch.object(gathering, "LINGER_S", 90):
+            steps.run(40)
+        assert str(mine.result).endswith(f"not answered in time{obstacle}")
+        assert mine.result.outcome_known is is_known
+    named = steps.named()
+    if state in {"under way", "not sent"}:
+        assert steps.calls[1].doubts.begin([0]) == [], "its call names it no more"
+    for each in steps.calls:
+        each.answer_all()
+    steps.run(40)
+    assert (first.result, steps.named()) == ("first", named)
+    assert steps.is_empty()
 
-    async def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
-        calls.append(list(messages))
-        await goes_on.wait()
-        for number, message in enumerate(messages):
-            tell(number, Again(0.0) if message == 2 else message)
-        if 2 in messages:
-            is_refused.set()
 
-    changes = AioChanges(cast("Any", call), calls_at_once=1)
-    deadline_s = monotonic() + 60
-    first, second, refused = (
-        asyncio.create_task(changes.change(cast("Any", n), deadline_s)) for n in (0, 1, 2)
-    )
-    await asyncio.sleep(0)
-    second.cancel()
-    goes_on.set()
-    assert await first == cast("Any", 0)
-    await is_refused.wait()
-    refused.cancel()
-    await asyncio.wait([second, refused])
-    assert calls == [[0], [2]]
-    assert not changes._gathered
-    assert not changes._backing_off
+@of((True, 1))
+@pytest.mark.parametrize("is_time_over", [True, False])
+def test_no_thread_sends_for_others_beyond_its_own_time(
+    steps: Steps, *, is_time_over: bool
+) -> None:
+    """Otherwise a call with a short timeout lasts for as long as another one's.
+
+    Given up before that, it tells all: each thread in turn would find out that nothing answers.
+    """
+    first, soon, late = steps.ask(0, 60), steps.ask(1, 30), steps.ask(2, 60)
+    steps.calls[0].answer_all()
+    steps.run(0.02)
+    call = steps.calls[1]
+    assert (call.messages, call.deadline_s) == ([1, 2], 1030)
+    steps.now_s += 30 if is_time_over else 0
+    for number in (0, 1):
+        call.answer(number, TimedOutError("late", outcome_known=False))
+    call.ends = True
+    steps.run()
+    assert isinstance(soon.result, TimedOutError)
+    if is_time_over:
+        again = steps.calls[2]
+        assert (again.messages, again.deadline_s, again.doubted) == ([2], 1060, {0: 0})
+        again.answer_all()
+        steps.run()
+        assert (first.result, late.result) == (0, 2)
+    else:
+        assert isinstance(late.result, TimedOutError)
+    assert steps.is_empty()
+
+
+@of((False, 32))
+def test_in_a_loop_a_call_lasts_until_the_last_of_its_messages_is_given_up(steps: Steps) -> None:
+    for message, within_s in ((0, 60), (1, 30), (2, 60)):
+        steps.ask(message, within_s)
+    steps.run(0.02)
+    assert [call.deadline_s for call in steps.calls] == [1060, 1060]
+
+
+def test_a_call_that_is_interrupted_leaves_nobody_behind(steps: Steps) -> None:
+    """Who was told keeps that; in a thread the first makes the call, and is interrupted itself."""
+    first, untold, told = (steps.ask(n) for n in range(3))
+    steps.run(0.02)
+    steps.calls[1].answer(1, "told")
+    steps.calls[1].ends = KeyboardInterrupt()
+    steps.calls[0].answer_all()
+    steps.run()
+    assert (first.result, told.result) == (0, "told")
+    assert isinstance(untold.result, KeyboardInterrupt if steps.blocks else CallFailedError)
+    assert steps.is_empty()
+
+
+def test_nobody_waits_for_what_another_one_named(steps: Steps) -> None:
+    """Who is decided hears of it, though the call goes on; who is not is asked for again."""
+    steps.ask(-1)
+    slow, quick = steps.ask(0), steps.ask(1)
+    steps.run(0.02)
+    steps.calls[1].answer(1, "first")
+    steps.calls[1].answer(0, Again(is_late=True))
+    steps.run()
+    assert quick.result == "first"
+    steps.calls[0].answer_all()
+    steps.calls[1].ends = steps.blocks  # where a thread makes it, it has to end
+    steps.run(0.02)
+    assert (steps.calls[2].messages, steps.calls[2].doubted) == ([0], {0: 1})
+    steps.calls[2].answer_all()
+    steps.run()
+    assert slow.result == 0
+
+
+@pytest.mark.parametrize(("asked_s", "wait_s"), [(0.0, 0.1), (3.0, 3.0), (600.0, 10.0)])
+def test_what_is_refused_holds_no_call_and_backs_off_for_longer_each_time(
+    steps: Steps, asked_s: float, wait_s: float
+) -> None:
+    """Sixteen that nobody could decide kept all others of their client waiting for 30 s.
+
+    The service may ask for a delay, but not for any.
+    """
+    refused = steps.ask(0)
+    for each_s in (wait_s, max(wait_s, 0.2)):
+        steps.calls[-1].answer(0, Again(asked_s, is_doubtful=False))
+        steps.calls[-1].ends = True
+        before = len(steps.calls)
+        steps.run(each_s - 0.001)
+        assert len(steps.calls) == before
+        steps.run(0.0011)
+        assert steps.named()[before:] == [[0]]
+        assert not steps.calls[-1].doubted
+    assert not refused.is_over
+    steps.calls[-1].answer_all()
+    steps.run()
+    assert refused.result == 0
 
 
 def test_threads_that_wait_send_for_one_another() -> None:
     calls: list[list[int]] = []
     first_is_under_way, goes_on = threading.Event(), threading.Event()
 
-    def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
+    async def call(messages: Sequence[Any], _: float, tell: Any, _doubts: object) -> None:
         calls.append(list(messages))
         if len(calls) == 1:
             first_is_under_way.set()
@@ -203,13 +390,15 @@ def test_threads_that_wait_send_for_one_another() -> None:
         for number, message in enumerate(messages):
             tell(number, -message)
 
-    changes = SyncChanges(cast("Any", call), calls_at_once=1)
+    changes = GatheredChanges[Any, Any](ThreadTransport(), call, calls_at_once=1)
+
+    def change(number: int) -> int:
+        return cast("int", finished(changes.change(number, monotonic() + 60)))
+
     with ThreadPoolExecutor(50) as pool:
-        waiting = [pool.submit(changes.change, cast("Any", 0), monotonic() + 60)]
+        waiting = [pool.submit(change, 0)]
         assert first_is_under_way.wait(60)
-        waiting += [
-            pool.submit(changes.change, cast("Any", n), monotonic() + 60) for n in range(1, 50)
-        ]
+        waiting += [pool.submit(change, n) for n in range(1, 50)]
         while len(changes._gathered) < 49:
             threading.Event().wait(0.001)
         goes_on.set()
@@ -217,278 +406,94 @@ def test_threads_that_wait_send_for_one_another() -> None:
     assert [sorted(each) for each in calls] == [[0], [*range(1, 50)]]
 
 
-@pytest.mark.parametrize("is_time_over", [True, False])
-def test_no_thread_sends_for_others_beyond_its_own_time(
-    monkeypatch: pytest.MonkeyPatch, *, is_time_over: bool
-) -> None:
-    """Otherwise a call with a short timeout lasts for as long as another one's.
+class _Gathering(RuleBasedStateMachine):
+    """Callers come and leave, calls answer, refuse, are undecided and end, in any order."""
 
-    Given up before that, it tells all: each thread in turn would find out that nothing answers.
-    """
-    calls: list[tuple[list[Any], float, Any]] = []
-    under_way, goes_on = threading.Event(), threading.Event()
-    passed_s = 0.0
-    monkeypatch.setattr(gathering, "monotonic", lambda: monotonic() + passed_s)
+    BLOCKS, AT_ONCE, MOST = False, 3, 4
 
-    def call(messages: Sequence[Any], deadline_s: float, tell: Tell, doubtful: Any) -> None:
-        nonlocal passed_s
-        calls.append((list(messages), deadline_s, doubtful))
-        if len(calls) == 1:
-            under_way.set()
-            assert goes_on.wait(60)
-        is_late = len(calls) == 2
-        passed_s = 30.0 if is_late and is_time_over else passed_s
-        for number, message in enumerate(messages):
-            tell(number, TimedOutError("late", outcome_known=False) if is_late else message)
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = Steps(blocks=self.BLOCKS, calls_at_once=self.AT_ONCE)
+        self.patches = ExitStack()
+        self.patches.enter_context(patch.object(gathering, "monotonic", lambda: self.steps.now_s))
+        self.patches.enter_context(patch.object(gathering, "MESSAGES_AT_MOST", self.MOST))
+        self.asked: list[Stepped] = []
+        self.doubtful = set[int]()
 
-    changes = SyncChanges(cast("Any", call), calls_at_once=1)
-    soon_s, late_s = monotonic() + 30, monotonic() + 60
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(changes.change, cast("Any", 0), late_s)
-        assert under_way.wait(60)
-        waiting = []
-        for number, deadline_s in ((1, soon_s), (2, late_s)):
-            waiting.append(pool.submit(changes.change, cast("Any", number), deadline_s))
-            while len(changes._gathered) < number:
-                threading.Event().wait(0.001)
-        goes_on.set()
-        with pytest.raises(TimedOutError):
-            waiting[0].result(60)
-        if is_time_over:
-            assert [one.result(60) for one in (first, waiting[1])] == [0, 2]
-        else:
-            with pytest.raises(TimedOutError):
-                waiting[1].result(60)
-    again = [([2], late_s, {0: 0})] if is_time_over else []
-    assert calls == [([0], late_s, {}), ([1, 2], soon_s, {}), *again]
+    def teardown(self) -> None:
+        with self.patches:  # whoever is left is answered, or its time is over
+            for _ in range(100):
+                for call in self.steps.calls:
+                    call.answer_all()
+                self.steps.run(1.0)
+            assert self.steps.is_empty()
+            assert all(each.is_over for each in self.asked)
 
+    @property
+    def under_way(self) -> list[Call]:
+        return [call for call in self.steps.calls if call.ends is False]
 
-async def test_who_gives_up_before_its_call_hears_what_is_known() -> None:
-    """Coroutines were told that cancels may have an effect of which no node had ever heard."""
-    goes_on, named = asyncio.Event(), []
+    @rule(within_s=st.sampled_from([0.01, 0.5, 5.0, 60.0]))
+    def ask(self, within_s: float) -> None:
+        self.asked.append(self.steps.ask(len(self.asked), within_s))
 
-    async def call(_: object, __: float, ___: Tell, doubts: Doubts) -> None:
-        named.append(doubts.begin([0]))
-        named.append(doubts.end([0], "UNAVAILABLE: nobody answers"))
-        await goes_on.wait()
-        named.append(doubts.begin([0]))
+    @rule(passed_s=st.sampled_from([0.005, 0.02, 0.3, 1.5]))
+    def pass_time(self, passed_s: float) -> None:
+        self.steps.run(passed_s)
 
-    changes = AioChanges(cast("Any", call))
-    with pytest.raises(TimedOutError, match="nobody answers") as gave_up:
-        await changes.change(cast("Any", 0), monotonic() + 0.5)
-    assert gave_up.value.outcome_known
-    goes_on.set()
-    await asyncio.gather(*changes._tasks)
-    assert named == [[0], [0], []]
-    assert not changes._calls
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), again=st.sampled_from([None, Again(), Again(0.0, is_doubtful=False)]))
+    def answer(self, data: st.DataObject, again: Again | None) -> None:
+        call = data.draw(st.sampled_from(self.under_way))
+        left = call.left()
+        # A call tells of all that it has together, so of its sender's just before it ends.
+        number = data.draw(st.sampled_from((self.BLOCKS and left[1:]) or left))
+        message = call.messages[number]
+        if again is not None and again.is_doubtful:
+            self.doubtful.add(message)
+        call.answer(number, message if again is None else again)
+        call.ends = not call.left()
+        self.steps.run()
 
+    @precondition(lambda self: not all(each.is_over for each in self.asked))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        waiting = [each for each in self.asked if not each.is_over]
+        data.draw(st.sampled_from(waiting)).step(KeyboardInterrupt())
+        for call in self.under_way:  # a thread's call ends with it
+            call.ends = self.BLOCKS and self.asked[call.messages[0]].is_over
+        self.steps.run()
 
-def test_a_thread_that_gives_up_before_its_call_hears_what_is_known() -> None:
-    under_way, goes_on = threading.Event(), threading.Event()
-    gathered: list[Any] = []
-    known: list[object] = []
+    @invariant()
+    def bounds_hold(self) -> None:
+        changes = self.steps.changes
+        assert changes._under_way <= self.AT_ONCE
+        assert all(len(call.messages) <= self.MOST for call in self.steps.calls)
+        assert len(changes._unanswered) == sum(not each.is_over for each in self.asked)
 
-    def call(messages: Sequence[Any], _: float, tell: Tell, doubts: Doubts) -> None:
-        if messages == [0]:
-            under_way.set()
-            assert goes_on.wait(60)
-        else:
-            doubts.begin([0, 1])
-            doubts.end([0, 1], "UNAVAILABLE: nobody answers")
-            known.extend((changes._leave(gathered[1]), gathered[1].obstacle, doubts.begin([0, 1])))
-        for number, message in enumerate(messages):
-            tell(number, message)
+    @invariant()
+    def each_is_in_one_place_and_hears_the_truth(self) -> None:
+        places = [call.messages[number] for call in self.under_way for number in call.left()]
+        places += [one.message for one in self.steps.changes._gathered]
+        assert len(places) == len({*places})
+        for each in self.asked:
+            if isinstance(each.result, TimedOutError):
+                assert not (each.result.outcome_known and each.message in self.doubtful)
+            elif isinstance(each.result, int):
+                assert each.result == each.message
 
-    changes = SyncChanges(cast("Any", call), calls_at_once=1)
-    with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(changes.change, cast("Any", 0), monotonic() + 60)]
-        assert under_way.wait(60)
-        for number in (1, 2):
-            waiting.append(pool.submit(changes.change, cast("Any", number), monotonic() + 60))
-            while len(changes._gathered) < number:
-                threading.Event().wait(0.001)
-        gathered += changes._gathered
-        goes_on.set()
-        assert [one.result(60) for one in waiting] == [0, 1, 2]
-    assert known == [True, "UNAVAILABLE: nobody answers", [0]]
+    @invariant()
+    def nothing_waits_for_longer_than_others_gather(self) -> None:
+        changes = self.steps.changes
+        if changes._gathered and changes._under_way < self.AT_ONCE:
+            (first, *_) = changes._gathered
+            assert changes._under_way
+            assert self.steps.now_s - first.since_s < gathering.LINGER_S
 
 
-def test_thread_that_gives_up_or_is_interrupted_leaves_nobody_behind() -> None:
-    goes_on, under_way = threading.Event(), threading.Event()
-
-    def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
-        under_way.set()
-        assert goes_on.wait(60)
-        if messages == [0]:
-            raise KeyboardInterrupt
-        for number, message in enumerate(messages):
-            tell(number, message)
-
-    changes = SyncChanges(cast("Any", call), calls_at_once=1)
-    with ThreadPoolExecutor(3) as pool:
-        interrupted = pool.submit(changes.change, cast("Any", 0), monotonic() + 60)
-        assert under_way.wait(60)
-        with pytest.raises(TimedOutError) as gave_up:
-            changes.change(cast("Any", 1), monotonic() + 0.01)
-        assert gave_up.value.outcome_known
-        later = pool.submit(changes.change, cast("Any", 2), monotonic() + 60)
-        goes_on.set()
-        assert cast("Any", later.result(60)) == 2
-        with pytest.raises(KeyboardInterrupt):
-            interrupted.result(60)
-    assert not changes._gathered
+class _OfThreads(_Gathering):
+    BLOCKS = True
 
 
-async def test_nobody_waits_for_what_another_one_named() -> None:
-    """Who is decided hears of it, though the call goes on; who is not is asked for again."""
-    calls: list[tuple[list[Any], Any]] = []
-    never = asyncio.Event()
-
-    async def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: object) -> None:
-        calls.append((list(messages), doubtful))
-        if len(calls) > 2:
-            tell(0, "late")
-            return
-        for number, message in enumerate(messages):
-            tell(number, {1: "first"}.get(message, Again()))
-        await never.wait()
-
-    changes = AioChanges(cast("Any", call), calls_at_once=3)
-    deadline_s = monotonic() + 60
-    waiting = (asyncio.create_task(changes.change(cast("Any", n), deadline_s)) for n in (0, 1))
-    assert await asyncio.gather(*waiting) == ["late", "first"]
-    assert calls == [([0], {}), ([1, 0], {1: 0}), ([0], {0: 0})]
-    never.set()
-    await asyncio.gather(*changes._tasks)
-
-
-def test_threads_are_told_one_by_one_and_ask_again_for_what_is_not_decided() -> None:
-    calls: list[tuple[list[Any], Any]] = []
-    under_way, goes_on = threading.Event(), threading.Event()
-
-    def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:
-        calls.append((list(messages), doubtful))
-        if len(calls) == 1:
-            under_way.set()
-            assert goes_on.wait(60)
-        for number, message in enumerate(messages):
-            tell(number, Again() if message == 1 and not doubtful else message)
-
-    changes = SyncChanges(cast("Any", call), calls_at_once=1)
-    with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(changes.change, cast("Any", 0), monotonic() + 60)]
-        assert under_way.wait(60)
-        waiting += [pool.submit(changes.change, cast("Any", n), monotonic() + 60) for n in (1, 2)]
-        while len(changes._gathered) < 2:
-            threading.Event().wait(0.001)
-        goes_on.set()
-        assert [one.result(60) for one in waiting] == [0, 1, 2]
-    assert calls[-1] == ([1], {0: 0})
-
-
-async def test_what_was_asked_for_once_is_not_known_to_be_unchanged() -> None:
-    """Its error says what kept it from being settled, whatever it waits for in the end."""
-    calls: list[object] = []
-
-    async def undecided(messages: object, _: float, tell: Tell, _doubtful: object) -> None:
-        calls.append(messages)
-        tell(0, Again(why="busy") if len(calls) == 1 else Again())
-        await asyncio.sleep(0.02)
-
-    changes = AioChanges(cast("Any", undecided), calls_at_once=1)
-    with pytest.raises(TimedOutError, match="last: busy") as caught:
-        await changes.change(cast("Any", 0), monotonic() + 0.5)
-    assert not caught.value.outcome_known
-    assert not changes._obstacles
-
-
-@pytest.mark.parametrize(("asked_s", "wait_s"), [(0.0, 0.1), (3.0, 3.0), (600.0, 10.0)])
-def test_the_service_may_ask_for_a_delay_but_not_for_any(asked_s: float, wait_s: float) -> None:
-    before_s = monotonic()
-    one = gathering._One(cast("Any", 0), 0.0, 0.0).again(Again(asked_s))
-    assert before_s + wait_s <= one.since_s <= monotonic() + wait_s
-
-
-def test_a_thread_hears_what_kept_its_message_from_being_settled() -> None:
-    changes = SyncChanges(cast("Any", lambda _m, _s, tell, _d: tell(0, Again(9.0, why="busy"))))
-    with pytest.raises(TimedOutError, match="last: busy"):
-        changes.change(cast("Any", 0), monotonic() + 0.5)
-
-
-async def test_what_is_refused_holds_no_call_and_backs_off_before_it_is_named_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Sixteen that nobody could decide kept all others of their client waiting for 30 s."""
-    monkeypatch.setattr(gathering, "BACKOFF_FIRST_S", 0.2)
-    times_s: list[float] = []
-
-    async def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:
-        for number, message in enumerate(messages):
-            if message == 0:
-                times_s.append(monotonic())
-                late = doubtful.get(number, 0)
-                tell(number, late if late == 2 else Again(0.0, is_late=True))
-            else:
-                tell(number, message)
-
-    changes = AioChanges(cast("Any", call), calls_at_once=1)
-    refused = asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60))
-    async with asyncio.timeout(60):
-        while not times_s:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0)
-    assert await changes.change(cast("Any", 7), monotonic() + 60) == 7
-    assert not refused.done()
-    assert cast("Any", await refused) == 2
-    first_s, second_s, third_s = times_s
-    assert second_s - first_s > 0.19
-    assert third_s - second_s > 0.39
-
-
-def test_a_thread_whose_message_was_refused_backs_off_and_delays_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gathering, "BACKOFF_FIRST_S", 1.0)
-    was_refused = threading.Event()
-
-    def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:
-        for number, message in enumerate(messages):
-            if message == 0 and not doubtful:
-                tell(number, Again(0.0))
-                was_refused.set()
-            else:
-                tell(number, message)
-
-    changes = SyncChanges(cast("Any", call), calls_at_once=1)
-    began_s = monotonic()
-    with ThreadPoolExecutor(1) as pool:
-        refused = pool.submit(changes.change, cast("Any", 0), monotonic() + 60)
-        assert was_refused.wait(60)
-        assert changes.change(cast("Any", 7), monotonic() + 60) == cast("Any", 7)
-        assert not refused.done()
-        assert refused.result(60) == cast("Any", 0)
-    assert monotonic() - began_s > 0.99
-
-
-def test_a_thread_that_sends_is_not_the_first_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the last go first it stayed in front, and no other sent until its call ended."""
-    monkeypatch.setattr(gathering, "LATE_S", 0.0)
-    monkeypatch.setattr(gathering, "MESSAGES_AT_MOST", 2)
-    calls: list[list[Any]] = []
-    goes_on = threading.Event()
-
-    def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
-        calls.append(list(messages))
-        assert goes_on.wait(60)
-        for number, message in enumerate(messages):
-            tell(number, message)
-
-    changes = SyncChanges(cast("Any", call), calls_at_once=4)
-    with ThreadPoolExecutor(7) as pool:
-        waiting = [pool.submit(changes.change, cast("Any", n), monotonic() + 60) for n in range(7)]
-        deadline_s = monotonic() + 20
-        while len(calls) < 4 and monotonic() < deadline_s:
-            threading.Event().wait(0.001)
-        under_way = len(calls)
-        goes_on.set()
-        assert [cast("Any", one.result(60)) for one in waiting] == [*range(7)]
-    assert under_way == 4
+TestInALoop = _Gathering.TestCase
+TestOfThreads = _OfThreads.TestCase

@@ -3,18 +3,15 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from delaywheel.client.aio_sender import AioSender
 from delaywheel.client.calls import Calls
-from delaywheel.client.changing.gathering import AioChanges
 from delaywheel.client.changing.named_changes import (
     CANCEL,
     COMMIT,
     RESCHEDULE,
     ROLL_BACK,
-    HalfCommitted,
     rolled_back,
 )
 from delaywheel.client.changing.references import half_named, half_reference, new_due
@@ -55,7 +52,6 @@ from delaywheel.transactions.half import (
     half_message,
     half_of,
 )
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
     from delaywheel.trace.reports import EventReports
@@ -101,20 +97,10 @@ class AsyncClient:
         self._calls: Final = Calls(parsed, settings, transport)
         self._operations: Final = Operations(self._calls, settings, transport)
         self._sender: Final = AioSender(queue, timeout, self._operations.deliver_all)
-        change = self._operations.change
-        each = self._operations.reporting.each
-        self._cancels: Final = AioChanges[pb.MessageRef, Cancelled](
-            partial(change, CANCEL), each(CANCEL)
-        )
-        self._rollbacks: Final = AioChanges[pb.MessageRef, Cancelled](
-            partial(change, ROLL_BACK), each(ROLL_BACK)
-        )
-        self._reschedules: Final = AioChanges[pb.NewDue, Rescheduled](
-            partial(change, RESCHEDULE), each(RESCHEDULE)
-        )
-        self._commits: Final = AioChanges[pb.HalfRef, HalfCommitted](
-            partial(change, COMMIT), each(COMMIT)
-        )
+        self._cancels: Final = self._operations.gathering(CANCEL)
+        self._rollbacks: Final = self._operations.gathering(ROLL_BACK)
+        self._reschedules: Final = self._operations.gathering(RESCHEDULE)
+        self._commits: Final = self._operations.gathering(COMMIT)
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 

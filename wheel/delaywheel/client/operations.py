@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from typing import Final, Protocol, TypeVar
 
 from delaywheel.client.calls import Calls
+from delaywheel.client.changing.gathering import GatheredChanges
 from delaywheel.client.changing.named_changes import (
     CANCEL,
     COMMIT,
@@ -205,6 +207,13 @@ class Operations:
             if not dry_run:
                 self.reporting.cancelled(many.outcomes(), began_s)
         return many.result()
+
+    def gathering(
+        self, change: Change[NamedT, RequestT, ResultsT, AnswerT]
+    ) -> GatheredChanges[NamedT, AnswerT]:
+        """Returns what sends changes together that are asked for one by one."""
+        report = self.reporting.each(change)
+        return GatheredChanges(self._transport, partial(self.change, change), report)
 
     async def change(
         self,

@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Self, Unpack
 from weakref import finalize
 
 from delaywheel.client.calls import Calls
-from delaywheel.client.changing.gathering import SyncChanges
 from delaywheel.client.changing.named_changes import (
     CANCEL,
     COMMIT,
     RESCHEDULE,
     ROLL_BACK,
-    HalfCommitted,
     rolled_back,
 )
 from delaywheel.client.changing.references import half_named, half_reference, new_due
@@ -57,7 +54,6 @@ from delaywheel.transactions.half import (
     half_message,
     half_of,
 )
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
     from delaywheel.trace.reports import EventReports
@@ -128,20 +124,10 @@ class Client:
         self._calls: Final = Calls(parsed, settings, transport)
         self._operations: Final = Operations(self._calls, settings, transport)
         self._sender: Final = Sender(queue, timeout, blocking(self._operations.deliver_all))
-        change = blocking(self._operations.change)
-        each = self._operations.reporting.each
-        self._cancels: Final = SyncChanges[pb.MessageRef, Cancelled](
-            partial(change, CANCEL), each(CANCEL)
-        )
-        self._rollbacks: Final = SyncChanges[pb.MessageRef, Cancelled](
-            partial(change, ROLL_BACK), each(ROLL_BACK)
-        )
-        self._reschedules: Final = SyncChanges[pb.NewDue, Rescheduled](
-            partial(change, RESCHEDULE), each(RESCHEDULE)
-        )
-        self._commits: Final = SyncChanges[pb.HalfRef, HalfCommitted](
-            partial(change, COMMIT), each(COMMIT)
-        )
+        self._cancels: Final = self._operations.gathering(CANCEL)
+        self._rollbacks: Final = self._operations.gathering(ROLL_BACK)
+        self._reschedules: Final = self._operations.gathering(RESCHEDULE)
+        self._commits: Final = self._operations.gathering(COMMIT)
         self._closed = False
         stop = blocking(self._calls.stop)
         self._dropped: Final = finalize(self, close_in_background, self._sender, stop)
@@ -250,7 +236,8 @@ class Client:
     def _commit_half(self, half: Half) -> CommitOutcome:
         self._check_open()
         reference = half_reference(half, half.handle)
-        return self._commits.change(reference, self._deadline_s(HALF_TIMEOUT_S)).outcome
+        deadline_s = self._deadline_s(HALF_TIMEOUT_S)
+        return finished(self._commits.change(reference, deadline_s)).outcome
 
     def _commit_halves(self, halves: Sequence[Half]) -> list[CommitOutcome | DelaywheelError]:
         self._check_open()
@@ -260,7 +247,7 @@ class Client:
     def _cancel_half(self, half: Half) -> RollbackOutcome:
         self._check_open()
         named, deadline_s = half_named(half, half.handle), self._deadline_s(HALF_TIMEOUT_S)
-        return rolled_back(self._rollbacks.change(named, deadline_s))
+        return rolled_back(finished(self._rollbacks.change(named, deadline_s)))
 
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -312,7 +299,7 @@ class Client:
         """
         self._check_open()
         message = message_ref(handle, topic, id, due)
-        return self._cancels.change(message, self._deadline_s(timeout))
+        return finished(self._cancels.change(message, self._deadline_s(timeout)))
 
     def get(
         self,
@@ -357,7 +344,7 @@ class Client:
         """
         self._check_open()
         new = new_due(message_ref(handle, topic, id, due), to, delay, self._clock)
-        return self._reschedules.change(new, self._deadline_s(timeout))
+        return finished(self._reschedules.change(new, self._deadline_s(timeout)))
 
     def reschedule_many(
         self,

@@ -21,8 +21,11 @@ ReturnT = TypeVar("ReturnT")
 class LoopTransport:
     """For calls that are awaited."""
 
+    blocks: Final = False
+
     def __init__(self) -> None:
         self._asking: Final[set[asyncio.Task[None]]] = set()
+        self._begun: Final[set[asyncio.Task[None]]] = set()
 
     def open(self, address: str, credentials: Credentials) -> Line:
         return _LoopLine(address, credentials, self._asking)
@@ -32,6 +35,11 @@ class LoopTransport:
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
         return await asyncio.to_thread(work)
+
+    async def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="delaywheel-call")
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
 
     async def side_by_side(
         self,

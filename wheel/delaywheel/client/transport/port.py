@@ -69,6 +69,10 @@ class News(Protocol):
 class Transport(Protocol):
     """Opens channels, waits and works side by side."""
 
+    @property
+    def blocks(self) -> bool:
+        """Whether `begin` returns when the work has ended: it takes its caller's own time."""
+
     def open(self, address: str, credentials: Credentials) -> Line:
         """Opens a channel; nothing is sent yet."""
 
@@ -77,6 +81,9 @@ class Transport(Protocol):
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
         """Does what blocks, without keeping others waiting."""
+
+    async def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begins work that goes on if its caller leaves, unless it blocks."""
 
     async def side_by_side(
         self,

@@ -21,6 +21,8 @@ ReturnT = TypeVar("ReturnT")
 class ThreadTransport:
     """For calls that block their threads."""
 
+    blocks: Final = True
+
     def open(self, address: str, credentials: Credentials) -> Line:
         return _ThreadLine(address, credentials)
 
@@ -29,6 +31,9 @@ class ThreadTransport:
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
         return work()
+
+    async def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
 
     async def side_by_side(
         self,
