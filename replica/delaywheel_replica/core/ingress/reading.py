@@ -351,8 +351,9 @@ def _topic(asked: _Asked, rules: IngressRules) -> str:
 def _due_ms(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> int:
     given = [name for name in ingress.DUES if name in asked]
     if len(given) != 1:
-        reason = UnfitReason.DUE_AMBIGUOUS if given else UnfitReason.DUE_MISSING
-        raise _UnfitError(reason, " and ".join(given) if given else f"None of {_names()}")
+        if given:
+            raise _UnfitError(UnfitReason.DUE_AMBIGUOUS, " and ".join(given))
+        raise _UnfitError(UnfitReason.DUE_MISSING, f"None of {', '.join(ingress.DUES)}")
     if given == [ingress.DELIVER_AT]:
         return _deliver_at(asked)
     delay_ms = _delay_ms(asked, rules)
@@ -362,10 +363,6 @@ def _due_ms(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> int:
     if not 0 < due_ms < _TIMES:
         raise _UnfitError(UnfitReason.DUE_INVALID, f"A due of {due_ms} ms")
     return due_ms
-
-
-def _names() -> str:
-    return ", ".join(ingress.DUES)
 
 
 def _delay_ms(asked: _Asked, rules: IngressRules) -> int:

@@ -319,7 +319,8 @@ class Member:
         self._current.tick()
         cleaner = known.living_cleaner
         self._prevote.requested(None if cleaner is None else cleaner.prevote_request)
-        self._promise_away(self._mirrors.unwritable())
+        # Their origins leave wheels that cannot be written here.
+        self._asked([Fence(each.node, each.number) for each in self._mirrors.unwritable()])
         return [
             *self._current.pushes(),
             *self._mirrors.tick(),
@@ -465,10 +466,6 @@ class Member:
     def _asked(self, fences: Iterable[Fence]) -> None:
         if self._fencing.asked(fences, self._known.state):
             self._node_file.changed()
-
-    def _promise_away(self, wheels: Iterable[WheelId]) -> None:
-        """Fences wheels of other nodes that cannot be written here: their origins leave them."""
-        self._asked([Fence(wheel.node, wheel.number) for wheel in wheels])
 
     def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
         known, now_ms = self._known, self._known.now_ms

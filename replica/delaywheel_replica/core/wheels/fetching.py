@@ -20,6 +20,7 @@ while it is heard and its heartbeats report nothing newer: it may have received 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 from delaywheel.identity import WheelId
@@ -125,7 +126,6 @@ class _FetchedWheel:
     requests: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=LATE_ANSWERS))
 
     def is_waiting(self, now_ms: int) -> bool:
-        """Whether an answer is still awaited."""
         return self.asked is not None and self.asked.under_way and now_ms < self.asked.until_ms
 
     def is_over(self, since_ms: int) -> bool:
@@ -199,7 +199,7 @@ class Fetching:
             if wheel not in wants and state.is_over(now_ms - self._round_ms):
                 del self._wheels[wheel]
         planned = []
-        for wheel, want in sorted(wants.items(), key=_by_wheel):
+        for wheel, want in sorted(wants.items(), key=itemgetter(0)):
             state = self._wheels.setdefault(wheel, _FetchedWheel())
             if state.is_waiting(now_ms):
                 continue
@@ -275,7 +275,3 @@ class Fetching:
             state.requests.append((peer, fetch.request))
             return [(peer, fetch)]
         return []
-
-
-def _by_wheel(item: tuple[WheelId, object]) -> WheelId:
-    return item[0]

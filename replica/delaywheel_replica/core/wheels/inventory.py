@@ -18,6 +18,7 @@ the same.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -88,7 +89,7 @@ class Inventory:
         known = self._wheels.get(wheel)
         if known is None:
             known = _InventoryWheel(held, held)
-            self._wheels = dict(sorted([*self._wheels.items(), (wheel, known)], key=_by_wheel))
+            self._wheels = dict(sorted([*self._wheels.items(), (wheel, known)], key=itemgetter(0)))
         known.stored = held
         known.bad = known.bad.within(1, held.applied)
         known.reported = known.reported.within(1, held.applied)
@@ -206,10 +207,6 @@ class Inventory:
         missing = (stored.missing | known.bad | known.reported) - self._lost.seqs(wheel)
         known.held = stored if missing == stored.missing else replace(stored, missing=missing)
         self._heartbeats = None
-
-
-def _by_wheel(item: tuple[WheelId, _InventoryWheel]) -> WheelId:
-    return item[0]
 
 
 def _heartbeat(known: _InventoryWheel) -> WheelHeartbeat:
