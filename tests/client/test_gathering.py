@@ -71,6 +71,12 @@ class Call:
         self.told.add(number)
         self.tell(number, result)
 
+    def begin(self) -> None:
+        """Leaves out whose callers have left before it is made."""
+        numbers = [*range(len(self.messages))]
+        self.told.update({*numbers} - {*self.doubts.begin(numbers)})
+        self.ends = not self.left()
+
     def left(self) -> list[int]:
         return [number for number in range(len(self.messages)) if number not in self.told]
 
@@ -116,7 +122,7 @@ class Steps:
         self, messages: Sequence[Any], deadline_s: float, tell: Any, doubts: Doubts
     ) -> None:
         call = Call([*messages], deadline_s, tell, doubts, dict(doubts))
-        doubts.begin([*range(len(messages))])
+        call.begin()
         self.calls.append(call)
         await until(lambda: call.ends is not False)
         if isinstance(call.ends, BaseException):

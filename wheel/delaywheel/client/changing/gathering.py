@@ -78,7 +78,7 @@ _UNFINISHED: Final = CallFailedError(
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting(Generic[NamedT, AnswerT]):
+class _WaitingChange(Generic[NamedT, AnswerT]):
     """A message, and the caller who waits for it.
 
     Attributes:
@@ -140,8 +140,8 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
         self._calls_at_once: Final = calls_at_once
         self._lock: Final = Lock()  # guards all below, and what waits
         # In order; a caller that gives up takes its message out, however many there are.
-        self._gathered: Final[dict[_Waiting[NamedT, AnswerT], None]] = {}
-        self._unanswered: Final[dict[_Waiting[NamedT, AnswerT], float]] = {}  # since when
+        self._gathered: Final[dict[_WaitingChange[NamedT, AnswerT], None]] = {}
+        self._unanswered: Final[dict[_WaitingChange[NamedT, AnswerT], float]] = {}  # since when
         self._under_way = 0
 
     async def change(self, message: NamedT, deadline_s: float) -> AnswerT:
@@ -151,7 +151,7 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
             DelaywheelError: As of `Client.cancel` or `Client.reschedule`.
         """
         began_s = monotonic()
-        mine = _Waiting[NamedT, AnswerT](message, deadline_s, began_s, self._transport.news())
+        mine = _WaitingChange[NamedT, AnswerT](message, deadline_s, began_s, self._transport.news())
         with self._lock:
             self._check_room(began_s)
             self._unanswered[mine] = began_s
@@ -179,7 +179,9 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
             count = f"{len(self._unanswered):,}"
             raise RefusedError(Reason.BACKPRESSURE, f"this client waits for {count} already")
 
-    async def _step(self, mine: _Waiting[NamedT, AnswerT]) -> AnswerT | DelaywheelError | None:
+    async def _step(
+        self, mine: _WaitingChange[NamedT, AnswerT]
+    ) -> AnswerT | DelaywheelError | None:
         """Sends what is gathered if it may go, or waits until something has changed."""
         batch = None
         with self._lock:
@@ -207,7 +209,7 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
         return None
 
     @property
-    def _first(self) -> _Waiting[NamedT, AnswerT] | None:
+    def _first(self) -> _WaitingChange[NamedT, AnswerT] | None:
         return next(iter(self._gathered), None)
 
     def _tell_first(self) -> None:
@@ -222,8 +224,8 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
         return LINGER_S * max(1.0, self._under_way / _FEW) - waited_s
 
     def _take(
-        self, first: _Waiting[NamedT, AnswerT], now_s: float
-    ) -> list[_Waiting[NamedT, AnswerT]]:
+        self, first: _WaitingChange[NamedT, AnswerT], now_s: float
+    ) -> list[_WaitingChange[NamedT, AnswerT]]:
         """Takes out what goes with the next call, and has it begun.
 
         The first goes in any case: a thread does not look while it sends, and in front it would
@@ -242,7 +244,7 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
         self._tell_first()
         return batch
 
-    def _leave(self, mine: _Waiting[NamedT, AnswerT]) -> TimedOutError:
+    def _leave(self, mine: _WaitingChange[NamedT, AnswerT]) -> TimedOutError:
         """Takes out a message that nobody waits for any more; returns what is known of it."""
         mine.has_left, is_unchanged = True, not mine.is_doubtful
         if not mine.is_backing_off and mine not in self._gathered and mine.call is not None:
@@ -254,7 +256,7 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
         last = f"; last: {mine.obstacle}" if mine.obstacle else ""
         return TimedOutError(f"not answered in time{last}", outcome_known=is_unchanged)
 
-    async def _send(self, batch: Sequence[_Waiting[NamedT, AnswerT]]) -> None:
+    async def _send(self, batch: Sequence[_WaitingChange[NamedT, AnswerT]]) -> None:
         """Makes a call of what its first message's caller has taken."""
         sender, untold = batch[0], set(batch)
         assert sender.call is not None
