@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.link import TopicInfo
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
+from support.server import h2_frames as h2
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
 from support.services.waiting import wait_until
@@ -177,6 +179,52 @@ def test_files_that_change_fail_no_call_and_the_new_rule_counts_soon(site: Site)
         time.sleep(1.1)
         site.tokens("t2")
         all_go_on()
+
+
+def flood_with_checks(site: Site, held: ExitStack) -> None:
+    """Makes 10,000 health checks at the port for tokens, by nobody, from an address of its own."""
+    host, _, port = site.token_address.rpartition(":")
+    context = ssl.create_default_context(cafile=site.authority.file)
+    context.set_alpn_protocols(["h2"])
+    lines = []
+    for _ in range(40):
+        plain = socket.create_connection((host, int(port)), 60, source_address=("127.0.0.2", 0))
+        lines.append(held.enter_context(context.wrap_socket(plain, server_hostname=host)))
+    check = h2.call_headers(b"/grpc.health.v1.Health/Check")
+    for line in lines:
+        streams = range(1, 500, 2)
+        calls = [h2.frame(h2.HEADERS, h2.END_HEADERS, stream, check) for stream in streams]
+        line.sendall(h2.begun() + b"".join(calls))
+
+
+def test_a_probe_with_a_certificate_waits_for_no_checks_at_the_port_for_tokens(site: Site) -> None:
+    """Twenty, one after the other, are answered before others there that were asked before."""
+    cert, key = site.authority.sign("sender", "sender.example.org")
+    tls, without = Tls(site.authority.file, cert, key), Tls(site.authority.file)
+    assert site.node.address is not None
+    ports = ((site.node.address, tls), (site.token_address, without))
+    asked = health_pb2.HealthCheckRequest()
+    with ExitStack() as held:
+        probe, other = (
+            health_pb2_grpc.HealthStub(
+                held.enter_context(
+                    grpc.secure_channel(address, shown.credentials(), options=CHANNEL_OPTIONS)
+                )
+            ).Check
+            for address, shown in ports
+        )
+        for _ in range(10):
+            probe(asked, timeout=60)
+            other(asked, timeout=60)
+            flood_with_checks(site, held)
+            others = [other.future(asked, timeout=60) for _ in range(10)]
+            for _ in range(20):
+                probe(asked, timeout=60)
+            if not any(each.done() for each in others):
+                return
+            for each in others:
+                each.result()
+        pytest.fail("it waits behind them")
 
 
 def p99_ms(call: Callable[[], object], count: int = 200) -> float:

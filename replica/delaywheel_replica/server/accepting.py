@@ -62,25 +62,20 @@ class _Line:
 
 
 class Accepting:
-    """How far a server is with accepting calls, on its event loop.
+    """How far an event loop's servers are with accepting calls.
 
     Attributes:
-        has_ended: Set once it accepts no more, by itself or since it was stopped.
+        has_ended: Set once one of them accepts no more, by itself or since it was stopped.
     """
 
     def __init__(self) -> None:
         self.has_ended: Final = asyncio.Event()
-        self.lines: Final[dict[bytes | None, _Line]] = {}
-
-    @property
-    def come(self) -> int:
-        """How many calls have come that wait to be begun."""
-        return sum(len(line.come) for line in self.lines.values())
+        self.lines: Final[list[_Line]] = []
 
     @property
     def is_behind(self) -> bool:
         """Whether calls have come that wait to be begun, and gRPC's core may keep any number."""
-        return any(len(line.come) >= CALLS_AT_ONCE // 2 for line in self.lines.values())
+        return any(len(line.come) >= CALLS_AT_ONCE // 2 for line in self.lines)
 
 
 class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no types
@@ -97,7 +92,9 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
         self._takes: Final = takes
         self._open_to_all: Final = tuple(f"/{service}/".encode() for service in open_to_all)
         self._running_loop: Final = loop
+        self._lines: Final[dict[bytes, _Line]] = {}
         self._calls_at_once = CALLS_AT_ONCE
+        self._has_ended = False
         self._error: BaseException | None = None
         self._tasks: Final[set[asyncio.Task[None]]] = set()
 
@@ -106,7 +103,10 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
             for _ in range(CALLS_AT_ONCE):
                 self._run(self._answer_unknown())
             return self._running_loop.create_future()  # until gRPC cancels it
-        line = self._accepting.lines.setdefault(method, _Line())
+        line = self._lines.get(method)
+        if line is None:
+            line = self._lines[method] = _Line()
+            self._accepting.lines.append(line)
         while line.asked < self._calls_at_once:
             line.asked += 1
             self._ask(method, line)
@@ -159,10 +159,11 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
 
     async def shutdown(self, grace: float | None) -> None:
         self._calls_at_once = 1
+        lines = self._lines.values()
         # Until the main loop has begun them: nothing announces that.
-        while self._accepting.come and not self._accepting.has_ended.is_set():  # noqa: ASYNC110
+        while any(line.come for line in lines) and not self._has_ended:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        for line in self._accepting.lines.values():
+        for line in lines:
             line.come = deque(maxlen=0)  # whose call comes now hears CANCELLED
         try:
             await super().shutdown(grace)
@@ -172,6 +173,7 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
 
     def _serving_task_crash_handler(self, task: "asyncio.Task[None]") -> None:
         self._error = None if task.cancelled() else task.exception()
+        self._has_ended = True
         self._accepting.has_ended.set()
         super()._serving_task_crash_handler(task)
 
@@ -180,7 +182,7 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
 def accepting_several_calls(
     takes: Takes = lambda *_: True, open_to_all: tuple[str, ...] = ()
 ) -> Iterator[Accepting]:
-    """Yields what tells of the running loop's server, which is to be made within this.
+    """Yields what tells of the running loop's servers, which are to be made within this.
 
     Calls of the services that are open to all are shown to `takes` (see `Takes`).
     """

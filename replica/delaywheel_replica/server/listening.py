@@ -1,5 +1,11 @@
-"""The gRPC server: limits, keepalive, health, reflection, and the port."""
+"""The gRPC servers: limits, keepalive, health, reflection, and the ports.
 
+Each port has a server of its own: gRPC's core keeps the calls of a method that have come to a
+server in one line, so behind a flood of checks at `token_listen`, where anybody gets in, a probe
+with a certificate would wait.
+"""
+
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,7 +94,11 @@ class GrpcListener:
         self._connections = CallerConnections(connections)
         accepting = accepting_several_calls(self._connections.takes, _OPEN_TO_ALL)
         with reading_all_wakeups(), accepting as self._accepting:
-            self._server = grpc.aio.server(options=_options(config, connections))
+            options = _options(config, connections)
+            self._server = grpc.aio.server(options=options)
+            self._servers = [self._server]
+            if config.token_listen is not None:
+                self._servers.append(grpc.aio.server(options=options))
         self._health = health.aio.HealthServicer()
         asked = Admission(
             max_bytes=_ANSWERS_BYTES,
@@ -123,7 +133,8 @@ class GrpcListener:
             (reflection.SERVICE_NAME, reflecting),
             (REFLECTION_V1, reflecting),
         ):
-            self._server.add_registered_method_handlers(name, handlers)
+            for server in self._servers:
+                server.add_registered_method_handlers(name, handlers)
 
     async def start(self, earlier_address: str | None) -> str:
         """Listens; returns the address: with port 0 the one before a restart, if it is free."""
@@ -135,7 +146,8 @@ class GrpcListener:
             bound = self._listen()
         if self._config.token_listen is not None:
             self._listen_for_tokens(self._config.token_listen)
-        await self._server.start()
+        for server in self._servers:
+            await server.start()
         self._connections.start(self._ports(bound), lambda: self._accepting.is_behind)
         return f"{host}:{bound}"
 
@@ -152,7 +164,7 @@ class GrpcListener:
 
     async def stop(self, grace_s: float) -> None:
         """Stops all calls, by force once the grace period is over."""
-        await self._server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
         self._connections.stop()
 
     def _ports(self, bound: int) -> dict[int, bool]:
@@ -166,7 +178,7 @@ class GrpcListener:
         assert self._certificates is not None
         credentials = self._certificates.server_credentials(asks=False)
         try:
-            self._server.add_secure_port(address, credentials)
+            self._servers[-1].add_secure_port(address, credentials)
         except RuntimeError as error:
             raise ListenError(f"token_listen {address}: {_why_not(address) or error}") from error
 
