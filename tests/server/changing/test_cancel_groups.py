@@ -271,6 +271,28 @@ async def test_batches_begin_apart_so_that_single_cancels_share_them(
     many.cancel()
 
 
+async def test_what_another_node_has_gathered_does_not_gather_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cancel_groups, "BATCHES_APART_S", 3_600)
+    site = Site()
+    site.goes_on.set()
+    async with site.serving() as groups:
+        calls = [asyncio.create_task(groups.cancel([named(0)], 9))]
+        await site.until(lambda: site.written == [1])
+        calls.append(asyncio.create_task(groups.cancel([named(1)], 9)))
+        await asyncio.sleep(0.01)
+        assert site.looked_up == [1]
+        more = groups.cancel([named(2), named(3)], 9, are_gathered=True)
+        calls.append(asyncio.create_task(more))
+        await site.until(lambda: site.written == [1, 3])
+        calls.append(asyncio.create_task(groups.cancel([named(4)], 9)))
+        await asyncio.sleep(0.01)
+        assert site.looked_up == [1, 3]
+        for call in calls:
+            call.cancel()
+
+
 async def test_who_asks_for_a_part_hears_soon_of_what_is_decided() -> None:
     """The rest goes on, and asking again joins it."""
     site = Site()

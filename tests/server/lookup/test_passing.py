@@ -29,10 +29,7 @@ from delaywheel_replica.server.access.callers import A_NODE, ANYBODY, CallContex
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.passed_on import (
-    CALLS_AT_ONCE,
-    PassedChanges,
-)
+from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import PASSED, CallsToNodes, OtherNode, Silent
@@ -166,11 +163,11 @@ def view_of(
     return node_view(lambda: status, peers=lambda: {"n2": state})
 
 
-def cancels_of(view: NodeView, other_nodes: CallsToNodes) -> Cancels:
+def cancels_of(view: NodeView, other_nodes: CallsToNodes, apart_s: float = 0) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
     queries, places = object.__new__(Queries), object.__new__(AskedPlaces)
     finder = MessageFinder(view, queries, other_nodes, places, 0)
-    passed_on = PassedChanges(other_nodes.cancel, Reason.CANCEL_UNKNOWN)
+    passed_on = PassedChanges(other_nodes.cancel, Reason.CANCEL_UNKNOWN, apart_s=apart_s)
     return Cancels(finder, object.__new__(CancelGroups), passed_on)
 
 
@@ -214,50 +211,79 @@ def cancel_of(number: int) -> pb.CancelRequest:
     return pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{number:032x}:orders")])
 
 
+def _passing(send: Any, apart_s: float = 0) -> PassedChanges[pb.MessageRef, pb.MessageCancelled]:
+    return PassedChanges(send, Reason.CANCEL_UNKNOWN, apart_s=apart_s)
+
+
 async def test_cancels_of_many_callers_are_passed_on_together(
-    leader: tuple[LeadersNode, str], monkeypatch: pytest.MonkeyPatch
+    leader: tuple[LeadersNode, str],
 ) -> None:
-    """Those that come while a few calls are under way gather, and not until one of these ends."""
+    """Those that come while a call is under way gather, and not until it ends."""
     node, address = leader
     node.goes_on.clear()
     other_nodes = CallsToNodes(view_of(address))
-    cancels = cancels_of(view_of(address), other_nodes)
+    cancels = cancels_of(view_of(address), other_nodes, apart_s=1)
 
     def begin(number: int) -> asyncio.Task[pb.CancelResponse]:
         return asyncio.create_task(cancels.cancel(cancel_of(number), CallContext(ANYBODY, "", 20)))
 
-    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 3_600)
-    calls = [begin(number) for number in range(CALLS_AT_ONCE)]
-    await until(lambda: len(node.asked) == CALLS_AT_ONCE)
-    calls += [begin(number) for number in range(CALLS_AT_ONCE, 40)]
+    calls = [begin(number) for number in range(40)]
     gave_up = begin(99)
     await asyncio.sleep(0)
     gave_up.cancel()
-    await asyncio.gather(gave_up, return_exceptions=True)
-    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 0)
-    calls.append(begin(40))
-    await until(lambda: len(node.asked) == CALLS_AT_ONCE + 1)
+    await until(lambda: len(node.asked) == 2)
     node.goes_on.set()
     for call in calls:
         assert (await call).results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
-    assert sorted(map(len, node.asked)) == [1] * CALLS_AT_ONCE + [41 - CALLS_AT_ONCE]
+    assert [*map(len, node.asked)] == [1, 39]
     await other_nodes.close()
+
+
+async def test_calls_begin_apart_or_as_soon_as_one_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each costs the leader's node the same, however few messages it has."""
+    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.WORTH_A_CALL", 4)
+    begun, end = list[int](), asyncio.Event()
+
+    async def send(_: str, messages: Sequence[pb.MessageRef], *_more: object) -> object:
+        begun.append(len(messages))
+        await end.wait()
+        return [pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)] * len(messages)
+
+    passed_on = _passing(send, apart_s=3_600)
+
+    async def begin(messages: int) -> asyncio.Task[Any]:
+        named = [REQUEST.messages[0]] * messages
+        task = asyncio.create_task(passed_on.ask("there", named, 5, partly=False))
+        await asyncio.sleep(0.001)
+        return task
+
+    calls = [await begin(messages) for messages in (1, 1, 2)]
+    assert begun == [1]
+    calls.append(await begin(1))
+    assert begun == [1, 4]
+    calls.append(await begin(3))
+    assert begun == [1, 4]
+    end.set()
+    await asyncio.gather(*calls[:-1])
+    calls[-1].cancel()
 
 
 async def test_nothing_is_queued_behind_what_has_waited_for_long(
     leader: tuple[LeadersNode, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader's node does not come to it: who comes later is told so, and comes again."""
-    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.CALLS_AT_MOST", CALLS_AT_ONCE)
+    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.CALLS_AT_MOST", 1)
     node, address = leader
     node.goes_on.clear()
     other_nodes = CallsToNodes(view_of(address))
     cancels = cancels_of(view_of(address), other_nodes)
     calls = [
         asyncio.create_task(cancels.cancel(cancel_of(number), CallContext(ANYBODY, "", 20)))
-        for number in range(CALLS_AT_ONCE + 1)
+        for number in range(2)
     ]
-    await until(lambda: len(node.asked) == CALLS_AT_ONCE)
+    await until(lambda: len(node.asked) == 1)
     monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.QUEUED_S", 0.0)
     with pytest.raises(RequestRefusedError) as caught:
         await cancels.cancel(cancel_of(99), CallContext(ANYBODY, "", 20))
@@ -308,43 +334,6 @@ async def test_nobody_waits_for_what_another_caller_named(
     await other_nodes.close()
 
 
-async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ends = [asyncio.Event() for _ in range(8)]
-    begun: list[str] = []
-
-    async def send(
-        _: str, messages: Sequence[pb.MessageRef], _whole_within_s: float | None, *_more: object
-    ) -> Sequence[pb.MessageCancelled]:
-        begun.append(messages[0].handle)
-        await ends[len(begun) - 1].wait()
-        return [pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)]
-
-    passed_on = PassedChanges[pb.MessageRef, pb.MessageCancelled](send, Reason.CANCEL_UNKNOWN)
-
-    def begin(number: int) -> asyncio.Task[list[pb.MessageCancelled | Refusal | None]]:
-        named = cancel_of(number).messages
-        return asyncio.create_task(passed_on.ask("there", named, 5, partly=False))
-
-    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 0)
-    calls = [begin(number) for number in range(8)]
-    await until(lambda: len(begun) == 8)
-    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 100)
-    calls.append(begin(8))
-    await asyncio.sleep(0)
-    loop, queue = asyncio.get_running_loop(), passed_on._queues["there"]
-    assert queue.timer is not None
-    assert 700 < queue.timer.when() - loop.time() <= 800
-    for end, call in zip(ends[:3], calls, strict=False):
-        end.set()
-        await call
-    assert 400 < queue.timer.when() - loop.time() <= 500
-    for call in calls:
-        call.cancel()
-    queue.timer.cancel()
-
-
 async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -361,7 +350,7 @@ async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
         await goes_on.wait()
         return [pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)] * len(messages)
 
-    passed_on = PassedChanges[pb.MessageRef, pb.MessageCancelled](send, Reason.CANCEL_UNKNOWN)
+    passed_on = _passing(send)
 
     def begin(sharer: str, *numbers: int) -> asyncio.Task[list[Any]]:
         named = [cancel_of(number).messages[0] for number in numbers]
@@ -399,16 +388,16 @@ async def test_a_large_call_is_passed_on_once_and_waits_behind_no_other(
         unknown = pb.MessageCancelled()
         return [pb.MessageCancelled(error=refused), unknown, *[each] * (len(messages) - 2)]
 
-    passed_on = PassedChanges[pb.MessageRef, pb.MessageCancelled](send, Reason.CANCEL_UNKNOWN)
+    passed_on = _passing(send)
 
     def begin(messages: int) -> asyncio.Task[list[pb.MessageCancelled | Refusal | None]]:
         named = [REQUEST.messages[0]] * messages
         return asyncio.create_task(passed_on.ask("there", named, 5, partly=False))
 
-    small = [begin(2) for _ in range(CALLS_AT_ONCE)]
+    small = [begin(2) for _ in range(4)]
     large = [begin(1_000) for _ in range(17)]
-    await until(lambda: len(asked) == CALLS_AT_ONCE + 17)
-    assert sorted(asked, key=str) == [(1_000, 5)] * 17 + [(2, None)] * CALLS_AT_ONCE
+    await until(lambda: len(asked) == 4 + 17)
+    assert sorted(asked, key=str) == [(1_000, 5)] * 17 + [(2, None)] * 4
     with pytest.raises(RequestRefusedError):  # as many as the leader's node takes are there
         await begin(1)
     goes_on.set()
@@ -452,7 +441,7 @@ async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_knows_nothi
             return [pb.MessageCancelled(error=Refusal(reason).as_error())]
         raise RequestRefusedError(reason)
 
-    passed_on = PassedChanges[pb.MessageRef, pb.MessageCancelled](send, Reason.CANCEL_UNKNOWN)
+    passed_on = _passing(send)
     (result,) = await passed_on.ask("there", REQUEST.messages, 20, partly=False)
     assert isinstance(result, Refusal)
     assert (result.reason, asked) == (told, [1, 1])
@@ -462,7 +451,7 @@ async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode,
     """What is not decided is asked for again; how that node is, says nothing of this one."""
     node, address = leader
     other_nodes = CallsToNodes(view_of(address))
-    passed_on = PassedChanges(other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN)
+    passed_on = PassedChanges(other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN, apart_s=0)
     dues = [
         pb.NewDue(message=cancel_of(number).messages[0], deliver_at_ms=number) for number in (1, 2)
     ]

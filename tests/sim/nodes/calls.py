@@ -35,13 +35,17 @@ from delaywheel_replica.peers.states import Connection, PeerState
 from delaywheel_replica.server.access.callers import ANYBODY, CallContext, Caller
 from delaywheel_replica.server.access.spending import Spending
 from delaywheel_replica.server.changing import cancel_groups, passed_on
-from delaywheel_replica.server.changing.cancel_groups import CancelGroups
+from delaywheel_replica.server.changing.cancel_groups import BATCHES_APART_S, CancelGroups
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.passed_on import PassedChanges
-from delaywheel_replica.server.changing.reschedules import Reschedules, Span
+from delaywheel_replica.server.changing.reschedules import (
+    PASSED_ON_APART_S,
+    Reschedules,
+    Span,
+)
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.commit import writing as real_writing
@@ -229,13 +233,19 @@ class Calls:
                 basis_of_look=finder.basis_of_look,
                 clock_skew_ms=CLOCK_SKEW_MS,
             ),
-            Cancels(finder, self._groups, PassedChanges(others.cancel, Reason.CANCEL_UNKNOWN)),
+            Cancels(
+                finder,
+                self._groups,
+                PassedChanges(others.cancel, Reason.CANCEL_UNKNOWN, apart_s=BATCHES_APART_S),
+            ),
             CancelMany(view, finder, looks, self._groups, others),
             Reschedules(
                 view,
                 finder,
                 self._dues,
-                PassedChanges(others.reschedule, Reason.RESCHEDULE_UNKNOWN),
+                PassedChanges(
+                    others.reschedule, Reason.RESCHEDULE_UNKNOWN, apart_s=PASSED_ON_APART_S
+                ),
                 span=Span(server.world.settings.span_s, CLOCK_SKEW_MS),
                 propose=self._tell,
                 next_change=self._next_change,

@@ -15,9 +15,10 @@ What arrives while a batch is looked up forms the next one, and batches begin `B
 apart, or as soon as `_WORTH_A_BATCH` wait: a single cancel waits for nothing, the cost of a batch
 is shared by what is in it (188 us of CPU a cancel in batches of 10, 77 of 50), and their groups
 stand less often before those of messages. Cancels are written as one group while the next batch is
-looked up. A message is in this table once: who asks again joins its first attempt, even if its
-caller gave up, and nothing is read or written for that. Only "not found" is told to none but who
-asked before the look began (`LaterCall`).
+looked up. What another node has gathered waits for nothing here, and takes along what waits: so a
+message waits once, whichever node is asked. A message is in this table once: who asks again joins
+its first attempt, even if its caller gave up, and nothing is read or written for that. Only "not
+found" is told to none but who asked before the look began (`LaterCall`).
 
 A defect midway leaves nothing here for ever: what a call has named is queued whatever happens next,
 and what was asked for more than `LEFT_BEHIND_S` ago is in nobody's hands and is answered.
@@ -49,7 +50,7 @@ from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.access.shared_room import SharedRoom
-from delaywheel_replica.server.changing.awaited import AwaitedCall
+from delaywheel_replica.server.changing.awaited import PASSED_ON_S, AwaitedCall
 from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, MessageFinder
 from delaywheel_replica.server.changing.pending import (
     NOT_FOUND,
@@ -75,6 +76,7 @@ KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
 QUEUED_S: Final = 1.0
 BATCHES_APART_S: Final = 0.05
+"""Also of the calls by which other nodes pass cancels on."""
 _BATCH: Final = 2_048
 """A batch takes calls until it has so many messages."""
 _WORTH_A_BATCH: Final = 256
@@ -114,6 +116,7 @@ class CancelGroups:
         self._next_change = next_change
         self._queue = RoundRobin[tuple[PendingCancel, ...]]()  # what each call has named
         self._queued = 0
+        self._is_gathered = False  # some of it was, by another node
         self._room = SharedRoom(KEPT_AT_MOST)
         self._named: dict[Reference, PendingCancel] = {}  # by what callers call it
         self._pending: dict[MessageKey, PendingCancel] = {}  # that were looked up
@@ -143,7 +146,7 @@ class CancelGroups:
         sharers: Iterable[Hashable] = _NOBODY,
         *,
         partly: bool = False,
-        first_s: float = WAIT_S,
+        are_gathered: bool = False,
     ) -> list[Answered | None]:
         """Cancels messages; returns what became of each, in order.
 
@@ -152,7 +155,7 @@ class CancelGroups:
             sharers: Who has named each.
             partly: Return soon after some are decided; None: others, which go on. So a message
                 whose decision takes long delays no other that is asked for in the same call.
-            first_s: With `partly`, how long to wait for the first that is decided.
+            are_gathered: Another node has gathered them, and asks again for what is not decided.
         """
         call = AwaitedCall[Answered].of(len(references))
         asked: list[PendingCancel | None] = [None] * len(references)
@@ -164,12 +167,13 @@ class CancelGroups:
             if unread := self._finder.unread(some.values()):
                 self._start(self._read_ahead(unread, some, call, sharer, asked))
             else:
-                self._ask_for(some, call, sharer, asked)
+                self._ask_for(some, call, sharer, asked, are_gathered=are_gathered)
 
         def are_taken() -> bool:
             # What is queued would be dropped with its caller.
             return all(each is None or each.is_taken for each in asked)
 
+        first_s = PASSED_ON_S if are_gathered else WAIT_S
         if await call.wait(within_s, are_taken if partly else None, first_s=first_s):
             return list(call.results)
         return [
@@ -219,6 +223,8 @@ class CancelGroups:
         call: AwaitedCall[Answered],
         sharer: Hashable,
         asked: list[PendingCancel | None],
+        *,
+        are_gathered: bool = False,
     ) -> None:
         """Queues messages of a sharer, or joins earlier attempts; `asked` has none of refused."""
         queued, room, now_ms = list[PendingCancel](), self._left(sharer), monotonic_ms()
@@ -242,6 +248,7 @@ class CancelGroups:
                 self._queue.add(sharer, tuple(queued))
                 self._room.take(sharer, len(queued))
                 self._queued += len(queued)
+                self._is_gathered |= are_gathered
                 self._arrived.set()
 
     def _left(self, sharer: Hashable) -> int:
@@ -346,14 +353,14 @@ class CancelGroups:
     async def _until_worth_a_batch(self, until_s: float) -> None:
         try:
             async with asyncio.timeout(until_s - time.monotonic()):
-                while self._queued < _WORTH_A_BATCH:
+                while self._queued < _WORTH_A_BATCH and not self._is_gathered:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
             pass
 
     def _take(self) -> list[PendingCancel]:
-        batch = list[PendingCancel]()
+        batch, self._is_gathered = list[PendingCancel](), False
         while self._queue and len(batch) < _BATCH:
             queued = self._queue.take()
             self._queued -= len(queued)

@@ -18,7 +18,6 @@ from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.access.showing import searchable
 from delaywheel_replica.server.changing.awaited import (
     OF_ALL,
-    PASSED_ON_S,
     check_not_all_refused,
     parsed,
     within_s_of,
@@ -98,7 +97,7 @@ class Cancels:
                 within_s,
                 [sharers[row] for row in permitted],
                 partly=request.partly,
-                first_s=PASSED_ON_S if caller.is_node else WAIT_S,
+                are_gathered=caller.is_node,
             )
         results = in_order(named, cancelled)
         check_not_all_refused(results)

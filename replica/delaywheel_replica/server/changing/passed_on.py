@@ -1,11 +1,12 @@
 """Cancels and reschedules on a node that does not lead: passed on to the leader's node, together.
 
 A call costs the leader's node about a millisecond of its one thread, however many messages it
-names. So the more calls are under way, the longer messages gather for the next one; a lone message
-waits for nothing. No caller waits for what another one named: the leader's node answers soon after
-some are decided, or after `PASSED_ON_S` (awaited.py) if none is, and the others are asked for
-again. A large call that is not answered in part shares its cost by itself: it is passed on as it
-is, once, and waits behind no other. Sharers have turns in each call, and share the room.
+names. So calls begin `apart_s` apart, or as soon as `WORTH_A_CALL` messages wait; a lone message
+waits for nothing. Cancels wait for nothing more on the leader's node (cancel_groups.py). No caller
+waits for what another one named: the leader's node answers soon after some are decided, or after
+`PASSED_ON_S` (awaited.py) if none is, and the others are asked for again. A large call that is not
+answered in part shares its cost by itself: it is passed on as it is, once, and waits behind no
+other. Sharers have turns in each call, and share the room.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from delaywheel.reasons import Reason
@@ -24,11 +26,9 @@ from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, Awaited
 from delaywheel_replica.server.node.calls_to_nodes import refusal_of_a_change
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
-CALLS_AT_ONCE: Final = 4
-"""So many calls gather nothing."""
 CALLS_AT_MOST: Final = 32
-GATHERED_S: Final = 0.005
-"""For each call under way, how long the first message of the next one waits for others."""
+WORTH_A_CALL: Final = 256
+"""Of so many messages each pays more for itself than for the call."""
 LARGE: Final = 100
 """Messages of a call that is passed on by itself."""
 KEPT_AT_MOST: Final = 32_768
@@ -77,22 +77,20 @@ class _AddressQueue(Generic[NamedT, ResultT]):
 
     Attributes:
         messages: How many wait.
-        since_s: Since when some do.
+        begun_s: When the last call began.
         room: What waits, and what that node was asked.
     """
 
     address: str
     waiting: RoundRobin[_AskedOne[NamedT, ResultT]] = field(default_factory=RoundRobin)
     messages: int = 0
-    since_s: float = 0.0
+    begun_s: float = -inf
     room: SharedRoom = field(default_factory=lambda: SharedRoom(KEPT_AT_MOST))
     calls: int = 0
     timer: asyncio.TimerHandle | None = None
 
     def add(self, one: _AskedOne[NamedT, ResultT]) -> None:
         """Has a message wait, behind others of its sharer."""
-        if not self.messages:
-            self.since_s = one.since_s
         self.waiting.add(one.sharer, one)
         self.messages += 1
 
@@ -107,13 +105,6 @@ class _AddressQueue(Generic[NamedT, ResultT]):
             else:
                 group.append(one)
         return group
-
-    @property
-    def wait_s(self) -> float:
-        """How long the next call gathers from now on."""
-        if self.calls < CALLS_AT_ONCE or self.messages >= MESSAGES_AT_MOST:
-            return 0.0
-        return self.calls * GATHERED_S - (time.monotonic() - self.since_s)
 
     def is_full(self, sharer: Hashable) -> bool:
         """Whether what comes now from a sharer would wait for too long."""
@@ -130,6 +121,8 @@ class PassedChanges(Generic[NamedT, ResultT]):
         self,
         send: SendChanges[NamedT, ResultT],
         unknown: Reason,
+        *,
+        apart_s: float,
     ) -> None:
         """Prepares.
 
@@ -137,9 +130,11 @@ class PassedChanges(Generic[NamedT, ResultT]):
             send: Makes one call at an address, which is answered as a whole within the time given;
                 without one in part, soon after some messages are decided. It tells sharers apart.
             unknown: The reason if nothing is known of a message that was sent.
+            apart_s: How far apart calls begin.
         """
         self._send_all = send
         self._unknown = unknown
+        self._apart_s = apart_s
         self._queues: dict[str, _AddressQueue[NamedT, ResultT]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -220,11 +215,15 @@ class PassedChanges(Generic[NamedT, ResultT]):
 
     def _pump(self, queue: _AddressQueue[NamedT, ResultT]) -> None:
         while queue.messages and queue.calls < CALLS_AT_MOST:
-            if (wait_s := queue.wait_s) > 0:
-                self._pump_in(wait_s, queue)
+            wait_s = queue.begun_s + self._apart_s - time.monotonic()
+            if wait_s > 0 and queue.messages < WORTH_A_CALL:
+                if queue.timer is None:
+                    loop = asyncio.get_running_loop()
+                    queue.timer = loop.call_later(wait_s, self._gathered, queue)
                 return
             if group := queue.take():
                 queue.calls += 1
+                queue.begun_s = time.monotonic()
                 task = asyncio.create_task(self._send(queue, group))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -232,15 +231,6 @@ class PassedChanges(Generic[NamedT, ResultT]):
             if queue.timer is not None:
                 queue.timer.cancel()
             self._queues.pop(queue.address, None)
-
-    def _pump_in(self, wait_s: float, queue: _AddressQueue[NamedT, ResultT]) -> None:
-        loop = asyncio.get_running_loop()
-        if queue.timer is not None:
-            # A call that has ended since is a whole step of it; two readings of the clock are not.
-            if queue.timer.when() < loop.time() + wait_s + GATHERED_S / 2:
-                return
-            queue.timer.cancel()
-        queue.timer = loop.call_later(wait_s, self._gathered, queue)
 
     def _gathered(self, queue: _AddressQueue[NamedT, ResultT]) -> None:
         queue.timer = None

@@ -65,6 +65,8 @@ from delaywheel_replica.server.node.naming import handle_of
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
+PASSED_ON_APART_S: Final = 0.02
+"""The leader's node does not gather them."""
 QUEUED_AT_MOST: Final = 4_096
 """Those of one sharer take some eight seconds."""
 _KEPT_MS: Final = 1_000
