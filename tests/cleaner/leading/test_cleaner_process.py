@@ -140,8 +140,14 @@ def test_a_fenced_leader_steps_down_and_comes_back(
     rows = [sent(topic, 20 * n, b"%d" % n) for n in range(200)]
     world.server.write(rows)
     intruder = LeaderProducers(settings)
-    for number in range(IDS):
-        assert intruder.init(number, PATIENT_MS).verdict is TransactionState.CONTINUE
+
+    def has_none_left() -> bool:
+        """Takes its ids, which it takes back one by one while it has another."""
+        for number in range(IDS):
+            assert intruder.init(number, PATIENT_MS).verdict is TransactionState.CONTINUE
+        return world.status.role is not Role.LEADING or world.status.epoch != epoch
+
+    wait_until("it steps down", has_none_left)
     world.wait_leading_anew(epoch)
     assert sorted(arrived(kafka, topic, rows), key=str) == sorted([r.value for r in rows], key=str)
 
