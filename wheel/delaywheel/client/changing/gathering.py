@@ -7,6 +7,7 @@
 | under way | the call settles it | settled: its caller hears of it, though the call goes on |
 | | it is being decided (`Again`) | gathered, as if it came now, and doubtful |
 | | it was refused, or was late in doubt | backing off |
+| | the call is interrupted, or has a defect | settled: CallFailedError, outcome unknown |
 | | its caller leaves | gone: the call's `Doubts` say whether it is unchanged |
 | backing off | that is over | gathered |
 | | its caller leaves | gone: unchanged, unless it is doubtful |
@@ -30,6 +31,7 @@ time is longer is gathered again then; in an event loop it lasts until the last 
 given up.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -71,10 +73,6 @@ MakeCall: TypeAlias = Callable[
 """Makes one call of messages until a deadline, and tells what became of each."""
 OnAnswer: TypeAlias = Callable[[NamedT, AnswerT | DelaywheelError, float], None]
 """Called with a message, what became of it in the end, and when that was asked for."""
-
-_UNFINISHED: Final = CallFailedError(
-    StatusCode.CANCELLED, "who made the call was interrupted", outcome_known=False
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -139,9 +137,10 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
         self._report: Final = report
         self._calls_at_once: Final = calls_at_once
         self._lock: Final = Lock()  # guards all below, and what waits
-        # In order; a caller that gives up takes its message out, however many there are.
-        self._gathered: Final[dict[_WaitingChange[NamedT, AnswerT], None]] = {}
-        self._unanswered: Final[dict[_WaitingChange[NamedT, AnswerT], float]] = {}  # since when
+        # In order. Whoever gives up is taken out, and the first found, however many there are: a
+        # dict passes over all that have left before its first.
+        self._gathered: Final = OrderedDict[_WaitingChange[NamedT, AnswerT], None]()
+        self._unanswered: Final = OrderedDict[_WaitingChange[NamedT, AnswerT], float]()  # since
         self._under_way = 0
 
     async def change(self, message: NamedT, deadline_s: float) -> AnswerT:
@@ -154,11 +153,12 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
         mine = _WaitingChange[NamedT, AnswerT](message, deadline_s, began_s, self._transport.news())
         with self._lock:
             self._check_room(began_s)
-            self._unanswered[mine] = began_s
-            self._gathered[mine] = None
-            if len(self._gathered) == MESSAGES_AT_MOST:
-                self._tell_first()
         try:
+            with self._lock:
+                self._unanswered[mine] = began_s
+                self._gathered[mine] = None
+                if len(self._gathered) == MESSAGES_AT_MOST:
+                    self._tell_first()
             while (result := await self._step(mine)) is None:
                 pass
         except BaseException:  # an interrupt, or its task was cancelled
@@ -167,7 +167,7 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
             raise
         finally:
             with self._lock:
-                del self._unanswered[mine]
+                self._unanswered.pop(mine, None)
         if self._report is not None:
             self._report(message, result, began_s)
         return outcome_of(result)
@@ -285,11 +285,14 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
 
         try:
             await self._call([one.message for one in batch], deadline_s, take, doubts)
+        except BaseException as error:  # an interrupt, its task was cancelled, or a defect
+            why = f"the call that named it ended with {error!r}"
+            with self._lock:
+                for one in untold:
+                    one.result = CallFailedError(StatusCode.CANCELLED, why, outcome_known=False)
+                    one.news.tell()
+            raise
         finally:
             with self._lock:
                 self._under_way -= 1
-                for one in untold:
-                    if one.result is None:
-                        one.result = _UNFINISHED
-                        one.news.tell()
                 self._tell_first()
