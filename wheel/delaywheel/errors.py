@@ -104,7 +104,10 @@ class TimedOutError(DelaywheelError, TimeoutError):
 
 
 class CallFailedError(DelaywheelError):
-    """The call failed in a way that no retry helps: missing permission, wrong service, a defect."""
+    """The call failed in a way that no retry helps: missing permission, wrong service, a defect.
+
+    `code` is gRPC's status code.
+    """
 
     def __init__(
         self,

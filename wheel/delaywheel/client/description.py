@@ -31,6 +31,7 @@ class Facts:
     """The last answer of DescribeCluster, or assumptions until there is one.
 
     Attributes:
+        levels: Name to delay in milliseconds.
         asked_s: When it was last asked (monotonic).
     """
 

@@ -46,7 +46,10 @@ class ProfileInvalidError(ValueError):
 
 
 class ServiceAddress(NamedTuple):
-    """Which nodes to ask, as HOST:PORT with commas between, and arguments of `Tls` and `Trace`."""
+    """Which nodes to ask, as HOST:PORT with commas between, and arguments of `Tls` and `Trace`.
+
+    None: plain text, and no trace.
+    """
 
     addresses: str
     tls_files: Mapping[str, str | None] | None

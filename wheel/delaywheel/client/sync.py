@@ -143,6 +143,10 @@ class Client:
     ) -> Handle:
         """Sends one message and waits until it is acknowledged; the options are those of `Message`.
 
+        They are key, headers, id, partition, timestamp, and one of delay, deliver_at and level.
+        Raises MessageInvalidError (nothing was sent), RefusedError, TimedOutError after `timeout`
+        seconds (None: the client's), or CallFailedError; all have `outcome_known`.
+
         Example:
             ::
 
@@ -376,8 +380,9 @@ class Client:
     ) -> FoundMessages:
         """Finds pending messages that meet all conditions; seconds are searched one by one.
 
-        Its cost grows with what is pending between `due_from` and `due_to`: there is no index. The
-        timeout applies to each page.
+        The conditions are those of `FilterOptions`, and the topic; None: any. Its cost grows with
+        what is pending between `due_from` and `due_to`: there is no index. The timeout applies to
+        each page.
         """
         self._check_open()
         return finished(self._operations.search(topic, limit, timeout, options))

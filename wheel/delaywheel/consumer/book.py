@@ -541,7 +541,7 @@ class Book:
         return bool(kept) and kept[0].block.offsets[kept[0].begin] >= offset
 
     def hand_out(self, most: int, now_s: float) -> RecordRun | None:
-        """Returns the longest waiting records, `most` or fewer, which are in hand from then on."""
+        """Returns the longest waiting, `most` or fewer, in hand from then on; None: none waits."""
         if self.is_overwritten:
             found = self._hand_out_to_go_on(now_s)
             return None if found is None else runs_of([found])[0]

@@ -145,7 +145,9 @@ class RetryConsumer(ThreadedConsumer):
     with its offset. Handlers run at least once: what was being handled when a consumer dies is
     handled again.
 
-    Several threads may take messages from one consumer.
+    Several threads may take messages from one consumer. Once it cannot continue, whatever takes
+    messages raises ConsumerError, whose `reason` says why; a ValueError or TypeError is raised at
+    once, for an argument.
 
     Args:
         topics: One topic, or several; what begins with `^` is a regular expression, which the

@@ -173,8 +173,9 @@ class DeadLetterTopic:
         A letter that lacks a part of its record is made whole from where the record lies; if it is
         gone from there, the letter is refused with ORIGIN_MISSING. A message goes to its own topic
         unless `to` is another; `as_new`: without the partition and timestamp that it was given.
-        After a DeadLettersError what was done by then stays done, and repeating the call does the
-        rest.
+        `limit` is the most letters to deal with; `on_progress` is called after each transaction,
+        with what was done so far. After a DeadLettersError what was done by then stays done, and
+        repeating the call does the rest.
         """
         if to is not None and self._is_reserved(to):
             raise DeadLettersError(

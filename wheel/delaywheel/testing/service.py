@@ -92,6 +92,9 @@ class MemoryService:
     Args:
         topics: The topics that Kafka would have; another one is refused, TOPIC_UNKNOWN. With the
             number of partitions of each, others are refused, too, PARTITION_INVALID. None: any.
+        start: The time at first.
+        span: The greatest delay.
+        levels: The delays by name; None: the service's own.
 
     Attributes:
         address: Where it listens, on loopback: for code that makes its own client.

@@ -40,6 +40,7 @@ class FanOut:
         address: Callable[[], str],
         refusal: Callable[[], Refusal | None],
     ) -> None:
+        """Prepares; `refusal` returns why the node accepts no messages now; None: it does."""
         self._config = config
         self._view = view
         self._other_nodes = other_nodes

@@ -78,6 +78,7 @@ class LongWork:
     """
 
     def __init__(self, store: Store, now_ms: Callable[[], int], *, most_files: int | None) -> None:
+        """Begins without work; the clock, and the files of a step, are as in `TimeSlice`."""
         self._store = store
         self._now_ms = now_ms
         self._most_files = most_files

@@ -211,7 +211,7 @@ class Store:
         """Recovers a left wheel, in steps; returns what it holds.
 
         `record` serves if its own identity cannot be read; without that: MetaDamaged. After an
-        OSError of the medium, try again.
+        OSError of the medium, try again. `now_ms` is the monotonic clock's.
         """
         meta = None if record is None else self._registered(wheel, record)
         counts = wheel not in self._counted

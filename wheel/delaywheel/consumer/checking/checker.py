@@ -83,7 +83,10 @@ class HalfChecker(ThreadedConsumer, ABC):
         """
 
     def run(self, *, concurrency: int = 1) -> None:
-        """Checks until `stop`, on so many threads; raises what in a check is no Exception."""
+        """Checks until `stop`, on so many threads; raises what in a check is no Exception.
+
+        Raises ConsumerError once the consumer cannot continue.
+        """
         self._run(self._answer, concurrency)
 
     def _answer(self, letter: ReceivedMessage) -> None:
