@@ -146,6 +146,16 @@ class TestNamedChanges:
         again = Again(failure.retry_delay_s or 0.0, is_doubtful=is_doubtful, why=str(failure))
         assert told == ({0: again} if is_let_go else {})
 
+    def test_an_address_that_failed_is_not_healthy_because_nobody_waits_any_more(self) -> None:
+        """Of a node that hangs, callers who wait for less than an attempt never heard."""
+        doubts = Doubts()
+        cancels = NamedChanges(CANCEL, refs(1), lambda _number, _result: None, doubts)
+        cancels.request()
+        doubts.withdraw(0)
+        hangs = AttemptFailure(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        assert not cancels.failed(hangs).healthy
+        assert cancels.done
+
     @pytest.mark.parametrize("whole", [True, False])
     def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:
         cancels = NamedChanges(CANCEL, refs(2))

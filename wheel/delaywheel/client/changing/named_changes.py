@@ -331,7 +331,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResultsT, AnswerT]):
         waiting = [row for row in self._waiting if self._row_failed(row, failure)]
         self._waiting = self._doubts.end(waiting, str(failure))
         report = Report(healthy=True)
-        if self._waiting:
+        if failure.verdict.retry:  # whether or not anybody waits for a message by now
             # A failure that is the cluster's says nothing against this address.
             is_healthy = failure.reason in OF_THE_CLUSTER
             # BACKPRESSURE may be the leader's node's, and concern changes alone: nothing is known.
