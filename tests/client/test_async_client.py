@@ -188,6 +188,30 @@ async def test_a_call_on_a_channel_that_was_closed_before_was_not_sent() -> None
     assert (answer.code, answer.unsent) == (grpc.StatusCode.CANCELLED, True)
 
 
+async def test_a_task_that_cleans_up_after_it_was_cancelled_may_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Debian 12's Python, 3.11.2, raises CancelledError there where an asyncio.timeout is over."""
+    monkeypatch.delattr(asyncio, "timeout")
+    begun, news = asyncio.Event(), LoopTransport().news()
+
+    async def clean_up() -> str:
+        try:
+            begun.set()
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await news.wait(0.001)
+            asyncio.get_running_loop().call_soon(news.tell)
+            await news.wait(60)
+            await news.wait(60)
+        return "told"
+
+    task = asyncio.create_task(clean_up())
+    await begun.wait()
+    task.cancel()
+    assert await task == "told"
+
+
 async def test_closing_a_client_sends_what_it_took() -> None:
     with FakeService() as service:
         async with AsyncClient(service.address) as client:

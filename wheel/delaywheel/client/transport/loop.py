@@ -64,18 +64,38 @@ class LoopTransport:
 
 
 class _LoopNews:
+    """Waits without `asyncio.timeout`.
+
+    In a task that cleans up after it was cancelled that raises CancelledError once its time is over
+    (before Python 3.11.3; Debian 12 has 3.11.2).
+    """
+
     def __init__(self) -> None:
-        self._told: Final = asyncio.Event()
+        self._is_told = False
+        self._waiting: Final[set[asyncio.Future[None]]] = set()
 
     def tell(self) -> None:
-        self._told.set()
+        self._is_told = True
+        for waiting in self._waiting:
+            _end(waiting)
 
     async def wait(self, most_s: float) -> None:
+        if self._is_told:
+            return
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        self._waiting.add(waiting)
+        timer = loop.call_later(most_s, _end, waiting)
         try:
-            async with asyncio.timeout(most_s):
-                await self._told.wait()
-        except TimeoutError:
-            pass
+            await waiting
+        finally:
+            timer.cancel()
+            self._waiting.discard(waiting)
+
+
+def _end(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 class _LoopLine(Line):
