@@ -2,7 +2,8 @@
 
 Each port has a server of its own: gRPC's core keeps the calls of a method that have come to a
 server in one line, so behind a flood of checks at `token_listen`, where anybody gets in, a probe
-with a certificate would wait.
+with a certificate would wait. So it would behind checks there that send nothing, or that nobody
+reads the answers of: what health checks take is counted by port, too.
 """
 
 import asyncio
@@ -109,10 +110,6 @@ class GrpcListener:
         calls = GrpcHandlers(
             Reception(), counts, answers, access, audit, self._connections.admitted
         )
-        checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
-        checks = GrpcHandlers(
-            Reception(HEALTH), counts, AnswerBounds(checked, lambda _: _HEALTH_ANSWER_BYTES)
-        )
         producing = {
             "DelayProduce": calls.call("DelayProduce", services.producing.one),
             "DelayProduceStream": calls.stream("DelayProduceStream", services.producing.stream),
@@ -129,12 +126,17 @@ class GrpcListener:
         for name, handlers in (
             (SERVICE, calls.of_service(_SERVICES["DelayWheel"], services.questions, producing)),
             (ADMIN_SERVICE, calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {})),
-            (health.SERVICE_NAME, checks.of_service(_HEALTH, self._health, {})),
             (reflection.SERVICE_NAME, reflecting),
             (REFLECTION_V1, reflecting),
         ):
             for server in self._servers:
                 server.add_registered_method_handlers(name, handlers)
+        for server in self._servers:
+            checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
+            checks = GrpcHandlers(
+                Reception(HEALTH), counts, AnswerBounds(checked, lambda _: _HEALTH_ANSWER_BYTES)
+            ).of_service(_HEALTH, self._health, {})
+            server.add_registered_method_handlers(health.SERVICE_NAME, checks)
 
     async def start(self, earlier_address: str | None) -> str:
         """Listens; returns the address: with port 0 the one before a restart, if it is free."""

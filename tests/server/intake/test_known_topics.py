@@ -119,7 +119,8 @@ async def test_after_a_question_without_an_answer_the_next_ones_wait_for_less(
 
 async def test_a_link_that_is_full_costs_no_waiting(tmp_path: Path) -> None:
     known = KnownTopics(PosixDisk(), tmp_path / "t", ask=lambda _: False, refuses_absent=True)
-    assert await refused(known, batch("a")) == {}
+    async with asyncio.timeout(topics_module.ANSWER_WAIT_S / 2):
+        assert await refused(known, batch("a")) == {}
 
 
 async def test_what_kafka_would_not_take_is_refused(known: KnownTopics) -> None:

@@ -100,6 +100,7 @@ async def test_a_turn_that_is_given_to_one_who_goes_away_goes_to_the_next() -> N
 async def test_a_message_that_does_not_come_is_refused_sooner_while_others_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(arrivals_module, "ARRIVAL_S", 3_600)
     monkeypatch.setattr(arrivals_module, "PATIENCE_S", 0.01)
     arriving = Arriving(Reception(bounds(most=1)))
     slow = arriving.of("a", "slow")

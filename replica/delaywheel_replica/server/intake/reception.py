@@ -25,9 +25,9 @@ A stream is idle once it has neither asked nor been answered for `_IDLE_S`, and 
 Streams that never sent anything are ended first, then those of the sharer with most streams, then
 the one that has been idle for longest.
 
-Health checks have a reception of their own, with watches in place of streams: what other calls do
-takes nothing from them. So has the list of services (reflection), whose calls are streams: whoever
-reaches a port may ask for it, and must not take those of senders.
+Health checks have a reception of their own at each port, with watches in place of streams: what
+other calls do takes nothing from them. So has the list of services (reflection), whose calls are
+streams, for all ports: whoever reaches one may ask for it, and must not take those of senders.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class CallBounds(NamedTuple):
 CALLS: Final = CallBounds(4_096, ArrivalBounds(16, 4, slow=12), 32, 2)
 HEALTH: Final = CallBounds(2_048, ArrivalBounds(4, 2, slow=2), 1_024, 4)
 REFLECTION: Final = CALLS._replace(calls=64, streams=2)
-"""The bounds of a node, for all other calls, for health checks, and for lists of services."""
+"""The bounds of a node, for all other calls, and for lists of services; of a port for checks."""
 
 
 class OpenStream:
