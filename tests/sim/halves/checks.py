@@ -105,6 +105,10 @@ class HalvesChecks:
         """Whether the group was asked about a half."""
         return entry.key in self._asked
 
+    def could_not_be_asked(self, entry: Entry) -> bool:
+        """Whether a half is a dead letter for that."""
+        return entry.key in self._unasked
+
     def has_answered(self, entry: Entry, answer: HalfAnswer) -> bool:
         """Whether that is what the group has answered last, as everybody can read."""
         return self._told[entry.key][-1:] == [answer]
