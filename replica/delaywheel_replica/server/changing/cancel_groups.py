@@ -15,10 +15,11 @@ What arrives while a batch is looked up forms the next one, and batches begin `B
 apart, or as soon as `_WORTH_A_BATCH` wait: a single cancel waits for nothing, the cost of a batch
 is shared by what is in it (188 us of CPU a cancel in batches of 10, 77 of 50), and their groups
 stand less often before those of messages. Cancels are written as one group while the next batch is
-looked up. What another node has gathered waits for nothing here, and takes along what waits: so a
-message waits once, whichever node is asked. A message is in this table once: who asks again joins
-its first attempt, even if its caller gave up, and nothing is read or written for that. Only "not
-found" is told to none but who asked before the look began (`LaterCall`).
+looked up. What another node has gathered waits for nothing here, unless its second is read first,
+and takes along what waits: so a message waits once, whichever node is asked. A message is in this
+table once: who asks again joins its first attempt, even if its caller gave up, and nothing is read
+or written for that. Only "not found" is told to none but who asked before the look began
+(`LaterCall`).
 
 A defect midway leaves nothing here for ever: what a call has named is queued whatever happens next,
 and what was asked for more than `LEFT_BEHIND_S` ago is in nobody's hands and is answered.
