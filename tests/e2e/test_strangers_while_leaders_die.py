@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
@@ -23,7 +23,8 @@ import pytest
 from delaywheel import Client
 from delaywheel.errors import DelaywheelError
 from local.loopback.cluster import LocalCluster
-from local.loopback.node import Node
+from local.loopback.node import PROCESSES, Node
+from local.viewing.memory import resident_bytes
 from support.server import h2_frames
 
 MINUTES = int(os.environ.get("DELAYWHEEL_FUZZ_MINUTES", "0"))
@@ -91,37 +92,31 @@ class Watched:
         self.kills = 0
         self.most_rss_mb = 0
 
-    def minute(self, *, kills: bool = True) -> None:
+    def minute(self) -> None:
+        """Watches for a minute, and kills the leader in its middle, or as soon as there is one."""
         ends = time.monotonic() + 60
         kill_at = ends - 30
         while (now := time.monotonic()) < ends:
             self._cluster.watch()
             self._look()
-            if kills and now >= kill_at and (leader := self._cluster.leader()) is not None:
+            if now >= kill_at and (leader := self._cluster.leader()) is not None:
                 leader.kill()
-                self.kills, kills = self.kills + 1, False
+                self.kills, kill_at = self.kills + 1, ends
             time.sleep(0.2)
 
     def _look(self) -> None:
         for node in self._cluster.nodes:
             row = node.row()
-            pids = {name: row[name] for name in ("pid", "server_pid", "cleaner_pid") if row[name]}
+            pids = {name: row[name] for name in PROCESSES if row[name]}
             before = self._pids.get(node.id, {})
-            if before.get("pid") == pids.get("pid"):
-                gone = [name for name, pid in before.items() if pids.get(name, pid) != pid]
-                self.ended += [f"{time.strftime('%T')} {node.id} {name}" for name in gone]
-            self._pids[node.id] = before | pids if before.get("pid") == pids.get("pid") else pids
+            if before.get("pid") != pids.get("pid"):
+                before = {}  # it was killed, and started again
+            gone = [name for name, pid in before.items() if pids.get(name, pid) != pid]
+            self.ended += [f"{time.strftime('%T')} {node.id} {name}" for name in gone]
+            self._pids[node.id] = before | pids
             for pid in pids.values():
-                self.most_rss_mb = max(self.most_rss_mb, rss_mb(pid))
-
-
-def rss_mb(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    lines = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-    return int(lines[0].split()[1]) // 1024 if lines else 0
+                with suppress(OSError):  # it may just have been killed
+                    self.most_rss_mb = max(self.most_rss_mb, resident_bytes(pid) >> 20)
 
 
 def test_callers_and_probes_are_answered_as_without_strangers(tmp_path: Path) -> None:
