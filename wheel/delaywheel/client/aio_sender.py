@@ -9,6 +9,7 @@ from delaywheel.client.exchange.batching import Accumulator
 from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.settings import Queue
 from delaywheel.client.lifetime import register_at_exit
+from delaywheel.client.transport.loop import LoopNews
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
 
@@ -28,7 +29,7 @@ class AioSender:
     def __init__(self, queue: Queue, timeout_s: float, deliver: DeliverAsync) -> None:
         self._deliver: Final = deliver
         self._gathered: Final = Accumulator(queue, timeout_s, self._expedite_threadsafe)
-        self._room: Final = asyncio.Condition()  # a batch was settled, or the client closed
+        self._news = LoopNews()  # of the next batch that is settled, or that the client is closed
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # known once there is a message
@@ -63,8 +64,7 @@ class AioSender:
     async def close(self) -> None:
         """Accepts no further messages."""
         self._closed = True
-        async with self._room:
-            self._room.notify_all()
+        self._tell()
 
     async def join(self) -> None:
         """Waits until everything is settled."""
@@ -76,12 +76,16 @@ class AioSender:
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> bool:
         """Waits for a batch to be settled; False if the deadline came first."""
         self._expedite(None)
-        try:
-            async with asyncio.timeout(max(0.0, deadline_s - monotonic())), self._room:
-                await self._room.wait_for(condition)
-        except TimeoutError:
-            return False
+        while not condition():
+            left_s = deadline_s - monotonic()
+            if left_s <= 0:
+                return False
+            await self._news.wait(left_s)
         return True
+
+    def _tell(self) -> None:
+        told, self._news = self._news, LoopNews()
+        told.tell()
 
     def _expedite_threadsafe(self, batch: SendBatch) -> None:
         """Results may be waited for on other threads, and in other loops."""
@@ -121,5 +125,4 @@ class AioSender:
             batch.settle_defective(defect)
         self._gathered.finished(batch)
         self._pump()
-        async with self._room:
-            self._room.notify_all()
+        self._tell()

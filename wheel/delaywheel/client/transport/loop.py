@@ -30,8 +30,8 @@ class LoopTransport:
     def open(self, address: str, credentials: Credentials) -> Line:
         return _LoopLine(address, credentials, self._asking)
 
-    def news(self) -> _LoopNews:
-        return _LoopNews()
+    def news(self) -> LoopNews:
+        return LoopNews()
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
         return await asyncio.to_thread(work)
@@ -63,16 +63,16 @@ class LoopTransport:
         await asyncio.gather(*self._asking, return_exceptions=True)
 
 
-class _LoopNews:
-    """Waits without `asyncio.timeout`.
+class LoopNews:
+    """Is told once; who waits is woken in order.
 
-    In a task that cleans up after it was cancelled that raises CancelledError once its time is over
-    (before Python 3.11.3; Debian 12 has 3.11.2).
+    Without `asyncio.timeout`: in a task that cleans up after it was cancelled that raises
+    CancelledError once its time is over (before Python 3.11.3; Debian 12 has 3.11.2).
     """
 
     def __init__(self) -> None:
         self._is_told = False
-        self._waiting: Final[set[asyncio.Future[None]]] = set()
+        self._waiting: Final[dict[asyncio.Future[None], None]] = {}
 
     def tell(self) -> None:
         self._is_told = True
@@ -84,13 +84,13 @@ class _LoopNews:
             return
         loop = asyncio.get_running_loop()
         waiting = loop.create_future()
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
         timer = loop.call_later(most_s, _end, waiting)
         try:
             await waiting
         finally:
             timer.cancel()
-            self._waiting.discard(waiting)
+            del self._waiting[waiting]
 
 
 def _end(waiting: asyncio.Future[None]) -> None:
