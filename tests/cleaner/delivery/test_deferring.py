@@ -304,6 +304,33 @@ def test_the_ingress_topic_is_used_where_it_is_well() -> None:
     assert plan.deferred.partitions.tolist() == [2]
 
 
+def test_nothing_goes_to_partitions_of_the_ingress_topic_that_are_no_longer_read() -> None:
+    """Neither what is deferred nor a half that is due later, whatever partition its key says."""
+    ingress = replace(PRESENT, partitions=4)
+    kafka = Kafka({"bad": BAD, NAMES.ingress: ingress})
+    judging = judge(kafka)
+    judging.unread = frozenset({0, 1, 3})
+    halves = replace(keyed(kafka, [b"%d" % n for n in range(9)], [-1] * 9), topics=[NAMES.ingress])
+    run_once(kafka, judging, rows_of("bad"))
+    for _ in range(4):
+        deferring, passing = (run_once(kafka, judging, each) for each in (rows_of("bad"), halves))
+        assert deferring is not None
+        assert passing is not None
+        assert deferring.deferred.partitions.tolist() == [2]
+        assert (passing.rows.partitions.tolist(), passing.dead) == ([2] * 9, [])
+        assert not judging.are_untaken(passing.rows)
+    judging.unread = frozenset(range(4))
+    for rows in (rows_of("bad"), halves):
+        plan = run_once(kafka, judging, rows)
+        assert plan is not None
+        assert {each.reason for each in plan.dead} == {DeadReason.TOPIC_UNAVAILABLE}
+        assert not len(plan.rows)
+    judging.unread = frozenset()
+    plan = run_once(kafka, judging, halves)
+    assert plan is not None
+    assert set(plan.rows.partitions.tolist()) == {-1}, "Kafka's client chooses"
+
+
 class DefersAll(DeadLetters):
     """No topic takes anything."""
 

@@ -428,6 +428,7 @@ class Checks:
 
     def _passed_on(self, log_entry: LogEntry) -> None:
         """Checks what a leader sends to the ingress topic."""
+        self._ingress.check_is_read(log_entry)
         if FIRST_DUE not in dict(log_entry.headers):
             self._halves.passed_on(log_entry)
             return

@@ -30,7 +30,7 @@ from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.protocol.control import ControlState, IngressPartition, IngressRecord
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from sim.checking.calm import is_calm
-from sim.checking.ingress_book import NUMBER, IngressBook, Sent
+from sim.checking.ingress_book import CUT_OFF, NUMBER, IngressBook, Sent
 from sim.checking.letters import has_expired_long_ago, was_unavailable, wrong_letter
 from sim.checking.moments import Moment
 from sim.checking.truth import FrameName, Key, key_in
@@ -64,7 +64,6 @@ DELETED = "deleted"
 """An excuse: retention was faster than the leader."""
 
 RECREATED = "of a topic that was recreated"
-CUT_OFF = "behind what was cut off"
 
 
 class IngressChecks:
@@ -147,6 +146,13 @@ class IngressChecks:
         if self._from_wheels[key] > 1 and not is_excused:
             self._fail(f"{sent} comes out of a wheel twice")
         return True
+
+    def check_is_read(self, entry: LogEntry) -> None:
+        """Checks that a leader sends nothing where it, or one before it, reads no further."""
+        at = entry.topic, entry.partition
+        known = self._cut_off.get((self._world.kafka.topic_id(entry.topic), at))
+        if known is not None and known[1] < self._world.scheduler.now_us:
+            self._fail(f"a leader sends {entry.headers} to {at}, which is no longer read")
 
     def defers(self, entry: LogEntry, key: Key, message: Entry | None) -> None:
         """Checks a message that a leader sends to the ingress topic, as its topic takes nothing.
@@ -302,7 +308,7 @@ class IngressChecks:
         names, kafka = self._world.names, self._world.kafka
         for partition in kafka.partitions(names.ingress):
             at = partition.topic, partition.number
-            if at in self._world.cut_off:
+            if at in self.book.cut_off:
                 continue
             record = self.committed.get(at)
             done = 0 if record is None else record.next_offset

@@ -14,6 +14,7 @@ from delaywheel.record_headers import FIRST_DEFERRED, FIRST_DUE, TTL_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import UnfitReason
+from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from sim.checking.book import TOPICS, Book
 from sim.checking.truth import Key
@@ -31,6 +32,8 @@ MOST_BYTES = 1_000
 PARTITIONS = 3
 FAR_MS = 1_000_000
 """A due beyond the span."""
+
+CUT_OFF = "behind what was cut off"
 
 FIRST_ANSWER = 1_000_000
 """Numbers of records about halves begin here."""
@@ -171,6 +174,7 @@ class IngressBook:
         by_number: as they were sent.
         by_place: topic's id and place -> the record there, including aborted records.
         by_message: message -> the records that are this message.
+        cut_off: partitions that have lost their ends: later records may stay unread.
     """
 
     def __init__(self) -> None:
@@ -178,6 +182,7 @@ class IngressBook:
         self.by_place: dict[tuple[str, IngressPlace], Sent] = {}
         self.by_message: defaultdict[Key, list[Sent]] = defaultdict(list)
         self.cancels: defaultdict[Key, list[Sent]] = defaultdict(list)
+        self.cut_off: set[IngressPartition] = set()
 
     def enter(self, draft: IngressDraft, now_ms: int, messages: Book) -> Sent | None:
         """Adds a record that is sent now; None: the record it refers to was never sent."""
@@ -247,6 +252,8 @@ class IngressBook:
         sent.place, sent.sent_us = place, now_us
         sent.id = sent.asked.id or message_id(place, sent.timestamp_ms)
         self.by_place[topic_id, place] = sent
+        if (place.topic, place.partition) in self.cut_off:
+            sent.excuse = CUT_OFF
         if sent.asked.withdraws and sent.asked.reason is None:
             self.cancels[sent.message].append(sent)
         elif sent.is_delayed:

@@ -198,15 +198,21 @@ def recreated_and_filled(script: Script) -> None:
     script.until_ms = 20_000
 
 
-@INGRESS(r"loses ingress/0 from", r"delivers i\d+")
+@INGRESS(r"loses ingress/0 from", r"delivers i\d+", r"reports committed")
 def cut_off(script: Script) -> None:
-    """A partition ends before what was read of it; others continue, and so does the floor."""
+    """A partition ends before what was read of it; others continue, and so does the floor.
+
+    Halves that are due later go through the others, too.
+    """
+    script.cluster("abc", 2, halves=True)
     script.stream(3_000, 9_000, 100, delay_ms=script.about(1_500, 1_000))
     script.do(script.about(7_000, 800), "ingress_cut_off", partition=0, lost=12)
     if script.random.random() < 0.5:
         script.do(script.about(7_500, 800), "kill_cleaner", node="a")
     for partition in (1, 2):
         script.stream(11_000, 18_000, 300, delay_ms=700, partition=partition)
+    for at_ms in range(11_000, 18_000, 500):
+        script.half(at_ms, "abc", hold_ms=900, later_ms=2_500)
     script.until_ms = 22_000
 
 

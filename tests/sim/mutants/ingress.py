@@ -141,6 +141,10 @@ def forgets_the_end() -> list[Patch]:
     return [everywhere(begun, begin)]
 
 
+def sends_where_nothing_is_read() -> list[Patch]:
+    return [instead(Ingress, "unread", property(lambda _self: frozenset()))]
+
+
 def reports_no_deletions() -> list[Patch]:
     def skip(self: Intake, first_kept: int) -> None:
         self.position = max(self.position, first_kept)
@@ -249,6 +253,12 @@ INGRESS = {
         forgets_the_end,
         r"was known to end before it",
         ("cut_off_and_filled",),
+    ),
+    "sends where nothing is read": Mutant(
+        "a leader sends committed halves to partitions that it reads no further",
+        sends_where_nothing_is_read,
+        "which is no longer read",
+        ("cut_off",),
     ),
     "what is deleted is not reported": Mutant(
         "a leader goes on behind records that Kafka has deleted, and says nothing",

@@ -16,7 +16,6 @@ from delaywheel import ingress
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
 from sim.checking.book import Entry, Fate, half_headers
-from sim.checking.ingress import CUT_OFF
 from sim.checking.ingress_book import FIRST_ROLLBACK, Headers, Sent
 from sim.kafka.brokers import Code
 from sim.kafka.log import Partition, Transaction
@@ -184,8 +183,6 @@ class Senders:
         place = IngressPlace(partition.topic, partition.number, offset)
         topic_id = self._kafka.topic_id(partition.topic)
         self._book.taken(sent, topic_id, place, self._world.scheduler.now_us)
-        if (partition.topic, partition.number) in self._world.cut_off:
-            sent.excuse = CUT_OFF
         self._world.trace.add("sender", f"has i{sent.number}", sent.draft.asks, str(place))
 
     def _decided(self, transaction: Transaction) -> None:

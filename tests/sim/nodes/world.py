@@ -21,7 +21,6 @@ import structlog
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.node.events import MemberConfig
-from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.checking.answers import Answers
 from sim.checking.book import MORE_TOPICS, TOPICS, Book, Entry
@@ -114,7 +113,6 @@ class World:
         self.removals: set[str] = set()
         self.old_releases: set[str] = set()
         self.set_back_from: int | None = None
-        self.cut_off: set[IngressPartition] = set()
         self.handover_us = HANDOVER_US
         self.moments = Moments()
         self.healed_us = 0

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sim.checking.ingress import CUT_OFF, DELETED, RECREATED
-from sim.checking.ingress_book import PARTITIONS
+from sim.checking.ingress import DELETED, RECREATED
+from sim.checking.ingress_book import CUT_OFF, PARTITIONS
 from sim.checking.moments import Moment
 from sim.kafka.log import Partition
 from sim.machine.scheduler import US_PER_MS
@@ -70,7 +70,7 @@ def ingress_cut_off(world: World, partition: int, lost: int) -> None:
         world.scheduler.call_later(QUIET_US, ingress_cut_off, world, partition, lost)
         return
     end = len(log.log)
-    world.cut_off.add((log.topic, partition))
+    world.ingress.book.cut_off.add((log.topic, partition))
     log.cut_off(end - lost)
     world.trace.add("kafka", f"loses ingress/{partition} from {len(log.log)} to {end}")
     world.ingress.excuses(_topic_id(world), log, range(len(log.log), end), CUT_OFF)

@@ -31,6 +31,7 @@ passed without an answer about one topic, the next ones get `ANSWER_S`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -175,6 +176,7 @@ class DeadLetters:
 
     Attributes:
         is_careful: Messages had better not go where a broker that leaves may keep the id.
+        unread: Partitions of the ingress topic that no leader reads any further.
     """
 
     def __init__(
@@ -198,6 +200,7 @@ class DeadLetters:
             patience: How messages are deferred; None: they are not.
         """
         self.is_careful = False
+        self.unread: AbstractSet[int] = frozenset()
         self._topics = topics
         self._bisection = trials
         self._names = names
@@ -506,12 +509,14 @@ class DeadLetters:
         """Returns these rows, and which of them go where nothing is taken.
 
         Of a topic that is well in part, messages that may go anywhere go there, to one partition.
+        That are all that go to the ingress topic, keys or not.
         """
         stuck = np.zeros(len(rows), np.bool_)
         records = rows.records
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]
-            if self._troubles.cause(name) is None:
+            unread = self._unread(name)
+            if self._troubles.cause(name) is None and not unread:
                 continue
             mine = np.flatnonzero(rows.topic_numbers == number)
             well = self._well(name, topics.get(name))
@@ -519,7 +524,9 @@ class DeadLetters:
                 stuck[mine] = True
                 continue
             partitions = rows.partitions[mine]
-            is_free = (partitions == ANY_PARTITION) & (records["key_length"][mine] < 0)
+            is_free = (partitions == ANY_PARTITION) & (
+                (records["key_length"][mine] < 0) | bool(unread)
+            )
             partitions = self._chosen(rows.take(mine), partitions, topics[name].partitions)
             partitions[is_free] = well[self._turn % len(well)]
             self._turn += 1
@@ -541,11 +548,15 @@ class DeadLetters:
         """Returns the partitions that take messages, as far as is known."""
         if topic is None or topic.state not in (TopicState.PRESENT, *TAKES_NOTHING):
             return ()
-        if self._troubles.cause(name) is None:
-            return range(topic.partitions)
-        if not (topic.troubled and self._troubles.is_partial(name)):
-            return ()
-        return [number for number in range(topic.partitions) if number not in topic.troubled]
+        shut = self._unread(name)
+        if self._troubles.cause(name) is not None:
+            if not (topic.troubled and self._troubles.is_partial(name)):
+                return ()
+            shut |= topic.troubled
+        return [number for number in range(topic.partitions) if number not in shut]
+
+    def _unread(self, name: str) -> AbstractSet[int]:
+        return self.unread if name == self._names.ingress else frozenset()
 
     def _well_ingress(self, now: float) -> Sequence[int]:
         """Returns the partitions of the ingress topic by which messages can be deferred."""
@@ -649,7 +660,7 @@ class DeadLetters:
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]
             mine = rows.take(rows.topic_numbers == number)
-            cause = self._troubles.cause(name)
+            cause = self._troubles.cause(name) or "Nothing reads its partitions any further"
             if taken_in and self._defers(name):
                 later, mine = self._deferred(mine, taken_in, now)
                 deferred.append(later)

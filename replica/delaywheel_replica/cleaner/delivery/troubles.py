@@ -212,7 +212,8 @@ class Troubles:
 
     def give_up(self, name: str) -> None:
         """Defers a topic's messages, or makes dead letters of them, until it works again."""
-        self._of[name].given_up = True
+        if name in self._of:
+            self._of[name].given_up = True
 
     def defer(self, messages: Mapping[str, int]) -> None:
         """Counts messages that were deferred, by topic."""

@@ -248,6 +248,12 @@ class Ingress:
             )
         return tuple(found)
 
+    @property
+    def unread(self) -> frozenset[int]:
+        """The partitions of the cluster's own topic that are no longer read."""
+        own = self._settings.names.ingress
+        return frozenset(number for topic, number in self._cut_off if topic == own)
+
     def status(self) -> IngressStatus | None:
         """Returns the status to publish; None: there is nothing to read."""
         term, reader = self._term, self._reader
