@@ -165,11 +165,22 @@ async def test_cancelling_a_call_ends_it() -> None:
 
 
 async def test_closing_gives_everything_a_result() -> None:
+    """Also in a task that was cancelled, as `asyncio.run` does with that of a Ctrl-C."""
+
+    async def close_once_cancelled() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await client.close(timeout=0.1)
+
     with FakeService(otherwise=hang) as service:
         client = AsyncClient(service.address, queue=Queue(in_flight=1, batch_messages=1))
         pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(2)]
         assert await asyncio.to_thread(service.reached.wait, 60)
-        await client.close(timeout=0.1)
+        closing = asyncio.create_task(close_once_cancelled())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await closing
         await client.close()
         errors = [one.outcome(timeout=0).error for one in pending]
     assert [error.outcome_known for error in errors if error] == [False, True]
