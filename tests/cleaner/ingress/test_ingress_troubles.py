@@ -111,7 +111,10 @@ def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_
         status = site.ingress.status()
         assert status is not None
         assert (status.cut_off, status.lag) == ((f"{TOPIC}/0",), 0)
-        assert "ends before what was read" in status.faults[0]
+        assert (
+            "ends before what was read of it, and is no longer read, from offset 1"
+            in status.faults[0]
+        )
         site.topics.send(*asked(5_000))  # under an offset that was given before
     (outcome,) = site.written_to(NAMES.outcomes)
     report = json.loads(outcome.value or b"")

@@ -237,7 +237,8 @@ class Ingress:
         if cut_off:
             found.append(
                 f"ingress partition {name_and_more(cut_off)} ends before what was read of it, and"
-                " is no longer read: delete the topic, and let it be recreated"
+                f" is no longer read, from offset {self._cut_off[cut_off[0]]} on: send what lies"
+                " there again, then delete the topic, and let it be recreated"
             )
         open_ = sorted(self._open)
         if open_:
@@ -423,8 +424,8 @@ class Ingress:
     # --- inside
 
     @property
-    def _cut_off(self) -> frozenset[IngressPartition]:
-        return frozenset() if self._term is None else self._term.cut_off
+    def _cut_off(self) -> Mapping[IngressPartition, int]:
+        return {} if self._term is None else self._term.cut_off
 
     @property
     def _open(self) -> AbstractSet[IngressPartition]:

@@ -151,9 +151,11 @@ class IngressTerm:
         return is_news
 
     @property
-    def cut_off(self) -> frozenset[IngressPartition]:
-        """Returns the partitions that end too early, and are no longer read."""
-        return frozenset(at for at, intake in self._intakes.items() if intake.cut_off is not None)
+    def cut_off(self) -> dict[IngressPartition, int]:
+        """Returns the partitions that end too early, and from which offset on none is read."""
+        return {
+            at: intake.cut_off for at, intake in self._intakes.items() if intake.cut_off is not None
+        }
 
     @property
     def done(self) -> frozenset[IngressPartition]:
