@@ -34,7 +34,7 @@ from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.faults import exposed_ports
 from delaywheel_replica.server.access.spending import TopicRooms, no_quotas, topic_rooms
 from delaywheel_replica.server.certificates import NodeCertificates
-from delaywheel_replica.server.changing.cancel_groups import BATCHES_APART_S, CancelGroups
+from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
@@ -42,7 +42,6 @@ from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.id_checks import IdChecks
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.reschedules import (
-    PASSED_ON_APART_S,
     Reschedules,
     Span,
 )
@@ -293,9 +292,7 @@ class Server:
             next_change=self._hearing.next_change,
             counts=self._counts,
         )
-        passed_on = PassedChanges(
-            self._other_nodes.cancel, Reason.CANCEL_UNKNOWN, apart_s=BATCHES_APART_S
-        )
+        passed_on = PassedChanges(self._other_nodes.cancel, Reason.CANCEL_UNKNOWN)
         cancels = Cancels(finder, self._cancel_groups, passed_on)
         cancel_many = CancelMany(
             self._view, finder, self._search, self._cancel_groups, self._other_nodes
@@ -312,11 +309,7 @@ class Server:
             self._view,
             finder,
             self._decided_dues,
-            PassedChanges(
-                self._other_nodes.reschedule,
-                Reason.RESCHEDULE_UNKNOWN,
-                apart_s=PASSED_ON_APART_S,
-            ),
+            PassedChanges(self._other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN),
             span=Span(config.span_seconds, config.max_clock_skew_ms),
             propose=self._link.send,
             next_change=self._hearing.next_change,

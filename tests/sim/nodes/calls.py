@@ -35,14 +35,13 @@ from delaywheel_replica.peers.states import Connection, PeerState
 from delaywheel_replica.server.access.callers import ANYBODY, CallContext, Caller
 from delaywheel_replica.server.access.spending import Spending
 from delaywheel_replica.server.changing import cancel_groups, passed_on
-from delaywheel_replica.server.changing.cancel_groups import BATCHES_APART_S, CancelGroups
+from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.reschedules import (
-    PASSED_ON_APART_S,
     Reschedules,
     Span,
 )
@@ -236,16 +235,14 @@ class Calls:
             Cancels(
                 finder,
                 self._groups,
-                PassedChanges(others.cancel, Reason.CANCEL_UNKNOWN, apart_s=BATCHES_APART_S),
+                PassedChanges(others.cancel, Reason.CANCEL_UNKNOWN),
             ),
             CancelMany(view, finder, looks, self._groups, others),
             Reschedules(
                 view,
                 finder,
                 self._dues,
-                PassedChanges(
-                    others.reschedule, Reason.RESCHEDULE_UNKNOWN, apart_s=PASSED_ON_APART_S
-                ),
+                PassedChanges(others.reschedule, Reason.RESCHEDULE_UNKNOWN),
                 span=Span(server.world.settings.span_s, CLOCK_SKEW_MS),
                 propose=self._tell,
                 next_change=self._next_change,

@@ -77,7 +77,6 @@ KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
 QUEUED_S: Final = 1.0
 BATCHES_APART_S: Final = 0.05
-"""Also of the calls by which other nodes pass cancels on."""
 _BATCH: Final = 2_048
 """A batch takes calls until it has so many messages."""
 _WORTH_A_BATCH: Final = 256

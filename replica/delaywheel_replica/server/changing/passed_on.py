@@ -1,12 +1,13 @@
 """Cancels and reschedules on a node that does not lead: passed on to the leader's node, together.
 
 A call costs the leader's node about a millisecond of its one thread, however many messages it
-names. So calls begin `apart_s` apart, or as soon as `WORTH_A_CALL` messages wait; a lone message
-waits for nothing. Cancels wait for nothing more on the leader's node (cancel_groups.py). No caller
-waits for what another one named: the leader's node answers soon after some are decided, or after
-`PASSED_ON_S` (awaited.py) if none is, and the others are asked for again. A large call that is not
-answered in part shares its cost by itself: it is passed on as it is, once, and waits behind no
-other. Sharers have turns in each call, and share the room.
+names. So calls begin `APART_S` apart for each that is under way, or as soon as `WORTH_A_CALL`
+messages wait: the slower that node, the more gather. A lone message waits for nothing. Cancels wait
+for nothing more on the leader's node (cancel_groups.py). No caller waits for what another one
+named: the leader's node answers soon after some are decided, or after `PASSED_ON_S` (awaited.py) if
+none is, and the others are asked for again. A large call that is not answered in part shares its
+cost by itself: it is passed on as it is, once, and waits behind no other. Sharers have turns in
+each call, and share the room.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from delaywheel_replica.server.node.calls_to_nodes import refusal_of_a_change
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
 CALLS_AT_MOST: Final = 32
+APART_S: Final = 0.01
 WORTH_A_CALL: Final = 256
 """Of so many messages each pays more for itself than for the call."""
 LARGE: Final = 100
@@ -122,7 +124,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
         send: SendChanges[NamedT, ResultT],
         unknown: Reason,
         *,
-        apart_s: float,
+        apart_s: float = APART_S,
     ) -> None:
         """Prepares.
 
@@ -130,7 +132,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
             send: Makes one call at an address, which is answered as a whole within the time given;
                 without one in part, soon after some messages are decided. It tells sharers apart.
             unknown: The reason if nothing is known of a message that was sent.
-            apart_s: How far apart calls begin.
+            apart_s: How far apart calls begin, for each that is under way.
         """
         self._send_all = send
         self._unknown = unknown
@@ -215,7 +217,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
 
     def _pump(self, queue: _AddressQueue[NamedT, ResultT]) -> None:
         while queue.messages and queue.calls < CALLS_AT_MOST:
-            wait_s = queue.begun_s + self._apart_s - time.monotonic()
+            wait_s = queue.begun_s + queue.calls * self._apart_s - time.monotonic()
             if wait_s > 0 and queue.messages < WORTH_A_CALL:
                 if queue.timer is None:
                     loop = asyncio.get_running_loop()

@@ -65,9 +65,6 @@ from delaywheel_replica.server.node.naming import handle_of
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
-PASSED_ON_APART_S: Final = 0.1
-"""The leader's node gathers none, and a call costs it a group: with 200 a second p99 was 1,978 and
-2,476 ms at 20 ms, 1,473 and 1,623 at 50, 1,048 at 100 (`scripts/bench reschedule --nodes 3`)."""
 QUEUED_AT_MOST: Final = 4_096
 """Those of one sharer take some eight seconds."""
 _KEPT_MS: Final = 1_000
