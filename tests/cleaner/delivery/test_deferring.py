@@ -319,12 +319,13 @@ def test_nothing_goes_to_partitions_of_the_ingress_topic_that_are_no_longer_read
         assert deferring.deferred.partitions.tolist() == [2]
         assert (passing.rows.partitions.tolist(), passing.dead) == ([2] * 9, [])
         assert not judging.are_untaken(passing.rows)
-    judging.unread = frozenset(range(4))
-    for rows in (rows_of("bad"), halves):
-        plan = run_once(kafka, judging, rows)
-        assert plan is not None
-        assert {each.reason for each in plan.dead} == {DeadReason.TOPIC_UNAVAILABLE}
-        assert not len(plan.rows)
+    for unread in (frozenset(range(4)), None):
+        judging.unread = unread
+        for rows in (rows_of("bad"), halves):
+            plan = run_once(kafka, judging, rows)
+            assert plan is not None
+            assert {each.reason for each in plan.dead} == {DeadReason.TOPIC_UNAVAILABLE}
+            assert not len(plan.rows)
     judging.unread = frozenset()
     plan = run_once(kafka, judging, halves)
     assert plan is not None

@@ -18,6 +18,7 @@ from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.core.ingress.underway import RecordAnswer
+from delaywheel_replica.core.protocol.control import IngressRecord, ingress_record
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, PretendedReader, Site, asked
@@ -126,6 +127,25 @@ def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_
     assert (counted["ingress_cut_off"], counted["ingress_deleted"]) == (2, 0)
 
 
+def test_a_new_leader_knows_from_the_beginning_which_partitions_are_read_no_further(
+    site: Site,
+) -> None:
+    cut_off = ingress_record(AT, IngressRecord("id", 3, cut_off=1))
+    site.state = site.state.apply_all([cut_off])
+    site.topics.is_away = True
+    site.lead("b")
+    site.run_once()
+    assert site.ingress.unread == frozenset([AT[1]])
+    site.topics.is_away = False
+    site.pass_ms(10_000)
+    site.run_once()
+    assert site.ingress.unread == frozenset([AT[1]])
+    site.settings = replace(site.settings, topics=frozenset(["other"]))
+    site.lead("a")
+    site.run_once()
+    assert site.ingress.unread is None, "it is off"
+
+
 def test_a_transaction_that_stays_open_is_a_fault(site: Site) -> None:
     site.topics.send(*asked(5_000))
     site.run_once()
@@ -136,6 +156,9 @@ def test_a_transaction_that_stays_open_is_a_fault(site: Site) -> None:
     assert status is not None
     assert status.open_transactions == (f"{TOPIC}/0",)
     assert [one for one in status.faults if "its producer leaves open" in one]
+    assert site.ingress.unread == frozenset([AT[1]]), "what the leader sends would wait there, too"
+    reader.open_transactions = {AT, BESIDE}
+    assert site.ingress.unread == frozenset(), "there is no other"
     reader.open_transactions = set()
     assert site.ingress.faults == ()
 

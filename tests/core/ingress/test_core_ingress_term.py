@@ -73,6 +73,19 @@ def test_new_partitions_begin_and_known_ones_go_on() -> None:
     assert term.offsets == {AT: 0, BESIDE: 7, THIRD: 0}
 
 
+def test_a_cut_off_partition_is_known_to_be_before_its_topic_is_found() -> None:
+    """A leader may send something there in its first transaction."""
+    term = IngressTerm(
+        {AT: IngressRecord("id", 7, cut_off=7), BESIDE: IngressRecord("id", 3)}, RULES
+    )
+    assert (set(term.unread), term.cut_off) == ({AT}, {})
+    term.found("in", "id", 2)
+    assert (set(term.unread), term.cut_off) == ({AT}, {AT: 7})
+    term = IngressTerm({AT: IngressRecord("id", 7, cut_off=7)}, RULES)
+    term.found("in", "another", 1)
+    assert term.unread == frozenset(), "the topic was recreated"
+
+
 def test_a_partition_that_nobody_finds_is_waited_for() -> None:
     announced = IngressRecord("id", 7, SeqSet.of([8]))
     term = IngressTerm({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)

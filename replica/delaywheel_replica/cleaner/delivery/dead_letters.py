@@ -176,7 +176,7 @@ class DeadLetters:
 
     Attributes:
         is_careful: Messages had better not go where a broker that leaves may keep the id.
-        unread: Partitions of the ingress topic that no leader reads any further.
+        unread: Partitions of the ingress topic that no leader reads any further; None: it is off.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class DeadLetters:
             patience: How messages are deferred; None: they are not.
         """
         self.is_careful = False
-        self.unread: AbstractSet[int] = frozenset()
+        self.unread: AbstractSet[int] | None = frozenset()
         self._topics = topics
         self._bisection = trials
         self._names = names
@@ -515,8 +515,8 @@ class DeadLetters:
         records = rows.records
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]
-            unread = self._unread(name)
-            if self._troubles.cause(name) is None and not unread:
+            is_unread = name == self._names.ingress and self.unread != frozenset()
+            if self._troubles.cause(name) is None and not is_unread:
                 continue
             mine = np.flatnonzero(rows.topic_numbers == number)
             well = self._well(name, topics.get(name))
@@ -525,7 +525,7 @@ class DeadLetters:
                 continue
             partitions = rows.partitions[mine]
             is_free = (partitions == ANY_PARTITION) & (
-                (records["key_length"][mine] < 0) | bool(unread)
+                (records["key_length"][mine] < 0) | is_unread
             )
             partitions = self._chosen(rows.take(mine), partitions, topics[name].partitions)
             partitions[is_free] = well[self._turn % len(well)]
@@ -548,15 +548,14 @@ class DeadLetters:
         """Returns the partitions that take messages, as far as is known."""
         if topic is None or topic.state not in (TopicState.PRESENT, *TAKES_NOTHING):
             return ()
-        shut = self._unread(name)
+        shut = self.unread if name == self._names.ingress else frozenset[int]()
+        if shut is None:
+            return ()
         if self._troubles.cause(name) is not None:
             if not (topic.troubled and self._troubles.is_partial(name)):
                 return ()
             shut |= topic.troubled
         return [number for number in range(topic.partitions) if number not in shut]
-
-    def _unread(self, name: str) -> AbstractSet[int]:
-        return self.unread if name == self._names.ingress else frozenset()
 
     def _well_ingress(self, now: float) -> Sequence[int]:
         """Returns the partitions of the ingress topic by which messages can be deferred."""

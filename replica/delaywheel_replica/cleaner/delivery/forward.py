@@ -289,7 +289,8 @@ class Forwarder:
         """Returns what becomes of messages and direct ones, and all of these together."""
         rows = joined_with(messages, taken.rows)
         self._dead_letters.is_careful = self.ids.is_scarce
-        self._dead_letters.unread = frozenset() if self.ingress is None else self.ingress.unread
+        if self.ingress is not None and len(rows):
+            self._dead_letters.unread = self.ingress.unread
         return self._dead_letters.plan(rows, self._reader.topics_ahead), rows
 
     def transact(self, planned: Planned, situation: Situation, timeout_ms: int) -> Transacted:

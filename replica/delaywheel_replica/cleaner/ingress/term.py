@@ -250,10 +250,21 @@ class Ingress:
         return tuple(found)
 
     @property
-    def unread(self) -> frozenset[int]:
-        """The partitions of the cluster's own topic that are no longer read."""
+    def unread(self) -> frozenset[int] | None:
+        """The partitions of the cluster's own topic that are no longer read; None: it is off.
+
+        Those that wait for an open transaction are among them, unless no other is left.
+        """
         own = self._settings.names.ingress
-        return frozenset(number for topic, number in self._cut_off if topic == own)
+        if own not in self._settings.topics:
+            return None
+        if self._term is None:
+            return frozenset()
+        unread = self._term.unread
+        avoided = unread | self._open
+        are_others_left = any(at[0] == own and at not in avoided for at in self._term.offsets)
+        chosen = avoided if are_others_left else unread
+        return frozenset(number for topic, number in chosen if topic == own)
 
     def status(self) -> IngressStatus | None:
         """Returns the status to publish; None: there is nothing to read."""

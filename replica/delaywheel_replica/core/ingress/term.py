@@ -158,6 +158,13 @@ class IngressTerm:
         }
 
     @property
+    def unread(self) -> frozenset[IngressPartition]:
+        """Returns the same, with those of topics that were not found yet, as committed before."""
+        committed = self._waited_for.items()
+        earlier = (at for at, record in committed if record.cut_off is not None)
+        return frozenset({*self.cut_off, *earlier})
+
+    @property
     def done(self) -> frozenset[IngressPartition]:
         """Returns the partitions of which everything was read."""
         return frozenset(self._done)
