@@ -143,8 +143,9 @@ class _MessageStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageS
     MESSAGE_STATE_UNSPECIFIED: _MessageState.ValueType  # 0
     MESSAGE_STATE_PENDING: _MessageState.ValueType  # 1
     MESSAGE_STATE_DONE: _MessageState.ValueType  # 2
-    """Delivered or a dead letter, or withdrawn by a cancel that came at about its due: the answering
-    node does not know which, but the outcomes topic does. The message's slot is not yet deleted.
+    """Delivered, deferred or a dead letter, or withdrawn by a cancel that came at about its due: the
+    answering node does not know which, but the outcomes topic does. The message's slot is not yet
+    deleted.
     """
     MESSAGE_STATE_CANCELLED: _MessageState.ValueType  # 3
     MESSAGE_STATE_DELIVERED: _MessageState.ValueType  # 4
@@ -171,8 +172,9 @@ class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper): ...
 MESSAGE_STATE_UNSPECIFIED: MessageState.ValueType  # 0
 MESSAGE_STATE_PENDING: MessageState.ValueType  # 1
 MESSAGE_STATE_DONE: MessageState.ValueType  # 2
-"""Delivered or a dead letter, or withdrawn by a cancel that came at about its due: the answering
-node does not know which, but the outcomes topic does. The message's slot is not yet deleted.
+"""Delivered, deferred or a dead letter, or withdrawn by a cancel that came at about its due: the
+answering node does not know which, but the outcomes topic does. The message's slot is not yet
+deleted.
 """
 MESSAGE_STATE_CANCELLED: MessageState.ValueType  # 3
 MESSAGE_STATE_DELIVERED: MessageState.ValueType  # 4

@@ -235,7 +235,7 @@ def test_get_of_a_half_shows_its_hold_and_its_own_due(
     [
         (pb.MESSAGE_STATE_DEAD_LETTERED, "KEY_MISSING", "a dead letter: KEY_MISSING"),
         (pb.MESSAGE_STATE_DELIVERED, "", "delivered"),
-        (pb.MESSAGE_STATE_DONE, "", "delivered or a dead letter, which is not known here"),
+        (pb.MESSAGE_STATE_DONE, "", "delivered, deferred or a dead letter, which is not known"),
     ],
 )
 def test_get_of_what_is_done(

@@ -21,9 +21,11 @@ A1 = WheelId("a", 1)
 REASON = "TOPIC_MISSING"
 
 
-def row(progress: Progress, *, counted: int = 0, **changes: Any) -> CleanerStatus:
+def row(
+    progress: Progress, *, counted: int = 0, deferred: int = 0, **changes: Any
+) -> CleanerStatus:
     said = cleaner_status(role=Role.LEADING, epoch=3, progress=progress, started_ms=5)
-    return replace(said, counters={"dead_lettered": counted}, **changes)
+    return replace(said, counters={"dead_lettered": counted, "deferred": deferred}, **changes)
 
 
 def done_to(due_ms: int, seq: int = 1_000) -> Progress:
@@ -94,6 +96,16 @@ def test_what_another_term_did_is_not_known() -> None:
     ]
 
 
+def test_what_was_done_while_some_were_deferred_is_not_known() -> None:
+    """They are done, and neither delivered nor dead letters."""
+    fates = Fates()
+    fates.row(row(done_to(100)))
+    fates.row(row(done_to(200)))
+    fates.row(row(done_to(300), deferred=1))
+    fates.row(row(done_to(400), deferred=1))
+    assert [is_known(fates, due_ms) for due_ms in (150, 250, 350)] == [True, False, True]
+
+
 def test_a_late_message_is_known_by_its_frame() -> None:
     fates = Fates()
     fates.row(row(done_to(100, seq=10)))
@@ -121,6 +133,7 @@ class NothingUntrue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.dead: dict[int, bool] = {}  # by due: whether it is a dead letter
+        self.deferred: set[int] = set()
         self.unreported: list[DeadLetter] = []
         self.now_ms, self.cleaner_ms, self.epoch = 10, 5, 1
         self.counted = self.before = 0
@@ -138,9 +151,15 @@ class NothingUntrue(RuleBasedStateMachine):
             self.counted += 1
 
     @rule()
+    def one_is_deferred(self) -> None:
+        self.now_ms += 1
+        self.deferred.add(self.now_ms)
+
+    @rule()
     def row_is_read(self) -> None:
+        counted: dict[str, Any] = {"counted": self.counted, "deferred": len(self.deferred)}
         term = {"epoch": self.epoch, "started_ms": self.cleaner_ms}
-        self.fates.row(row(done_to(self.now_ms), counted=self.counted, **term))
+        self.fates.row(row(done_to(self.now_ms), **counted, **term))
 
     @rule()
     def letters_are_reported(self) -> None:
@@ -167,6 +186,7 @@ class NothingUntrue(RuleBasedStateMachine):
             reason = self.fates.reason(key(due_ms, due_ms))
             assert reason is None or is_dead
             assert reason is not None or not is_dead or not is_known(self.fates, due_ms)
+        assert not any(is_known(self.fates, due_ms) for due_ms in self.deferred)
 
 
 TestNothingUntrue = NothingUntrue.TestCase

@@ -10,6 +10,7 @@ it has come, so the two can be compared:
 |---|---|
 | it leads, and has counted as many as it reported | reaches its progress; a new one begins there |
 | it has counted more | rests: they are on their way, or were dropped |
+| it has deferred some since | ends where it was: which ones is not reported; a new one begins |
 | it does not lead, or in another term | ends |
 
 A span also ends if a report does not follow on the one before. What became of a message that was
@@ -39,9 +40,12 @@ _SPANS_AT_MOST: Final = 8
 
 @dataclass(slots=True)
 class _Span:
-    """A span between two progress records of which every dead letter is known."""
+    """A span between two progress records of which every dead letter is known.
 
-    term: tuple[int, int | None]
+    `term` names the cleaner's term, and counts what it has deferred: nothing within the span.
+    """
+
+    term: tuple[int, int | None, int]
     begin: Progress
     end: Progress
 
@@ -96,7 +100,7 @@ class Fates:
             return
         if status.counters.get("dead_lettered", 0) != self._counted.get(status.started_ms, 0):
             return
-        term = status.started_ms, status.epoch
+        term = status.started_ms, status.epoch, status.counters.get("deferred", 0)
         if self._open is None or self._open.term != term:
             self._open = _Span(term, progress, progress)
             self._generations[-1].spans.append(self._open)

@@ -15,7 +15,9 @@ from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.quantities import iso
 
 _BY_OWN_DUE = "; if it was committed, its topic, id and own due find it"
-_UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"
+_UNKNOWN_END = (
+    "done: delivered, deferred or a dead letter, which is not known here; the outcomes topic knows"
+)
 
 
 def get(
