@@ -23,6 +23,7 @@ from delaywheel.identity import WheelId
 from delaywheel.transactional import MAX_CALL_MS
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
+from delaywheel_replica.cleaner.delivery.outcomes import topic_asked_for
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
@@ -678,7 +679,8 @@ class Leadership:
             self._log.committed(len(done.dead) + done.unfit.total(), done.duties.lost)
             self._on_dead(
                 DeadLetter(
-                    each.message.id, each.message.due_ms, each.message.topic, each.reason.value
+                    *(each.message.id, each.message.due_ms, topic_asked_for(each.message)),
+                    each.reason.value,
                 )
                 for each in done.dead
             )

@@ -19,7 +19,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
-from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, topic_asked_for
 from delaywheel_replica.cleaner.delivery.outcomes import dead_letter as dead_letter_of
 from delaywheel_replica.cleaner.delivery.outcomes import forwarded as forwarded_of
 from delaywheel_replica.cleaner.due.reader import DueReader
@@ -377,6 +377,14 @@ def test_only_a_message_with_a_time_of_its_own_says_when_it_was_forwarded() -> N
     # The time of a dead letter is that of now.
     letter, _ = dead_letter_of(NAMES, due_message(5), DeadReason.REFUSED, None)
     assert "dw-forwarded" not in dict(letter.headers)
+
+
+def test_a_half_that_was_to_wait_in_the_ingress_topic_is_asked_for_by_its_own_topic() -> None:
+    """Not so a letter, with which its group may be asked again."""
+    passed_on = due_message(1)._replace(topic=NAMES.ingress, headers=[("dw-topic", b"bills")])
+    letter = due_message(1)._replace(topic=NAMES.halves, headers=[("dw-half-topic", b"bills")])
+    assert topic_asked_for(passed_on) == "bills"
+    assert topic_asked_for(letter) == NAMES.halves
 
 
 def test_the_room_of_a_message_is_enough_for_all_headers() -> None:

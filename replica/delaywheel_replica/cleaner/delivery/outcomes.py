@@ -197,11 +197,19 @@ def deferred(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
             yield outcome_record(names, message.id, outcome | {"topic": _destination(message)})
 
 
+def topic_asked_for(message: DueMessage) -> str:
+    """Returns the topic of a message, also on its way to the ingress topic.
+
+    A letter about a half is another message, in a topic of its own: the half is asked about again.
+    """
+    named = last_of(message.headers, TOPIC)
+    return message.topic if named is None else named.decode()
+
+
 def _destination(message: DueMessage) -> str:
     """Returns the topic that a message was accepted for: a half may go to a topic of ours."""
-    headers = dict(message.headers)
-    named = headers.get(TOPIC) or headers.get(HALF_TOPIC)
-    return message.topic if named is None else named.decode()
+    named = last_of(message.headers, HALF_TOPIC)
+    return topic_asked_for(message) if named is None else named.decode()
 
 
 _OUTCOMES = {
