@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cleaner.delivery.test_outcomes import A1, NAMES, NOW_MS, Leader, sent
+from cleaner.delivery.test_outcomes import A1, LATER_MS, NAMES, NOW_MS, Leader, sent
 from cleaner.delivery.test_topics_in_trouble import (
     BEGIN_S,
     ITERATION_S,
@@ -115,6 +116,78 @@ def test_each_wait_is_half_of_what_was_waited_by_then() -> None:
     again = judging.plan(due_now(fresh, "bad", deferred_s=30))
     assert isinstance(again, Plan)
     assert dues_of(again)[0] - now_ms(fresh) == pytest.approx(15_000, abs=200), "or of the message"
+
+
+def test_what_is_deferred_makes_no_batch_that_the_ingress_topic_refuses() -> None:
+    small = replace(PRESENT, limits=replace(LIMITS, max_message_bytes=10_000))
+    kafka = Kafka({"bad": BAD, NAMES.ingress: small})
+    judging = judge(kafka)
+    run_once(kafka, judging, rows_of("bad"))
+    plan = run_once(kafka, judging, rows_of("bad"))
+    assert plan is not None
+    assert plan.batch_limits == {"bad": 100_000, NAMES.ingress: 10_000}
+
+
+class DefersEach(DeadLetters):
+    """Everything is deferred, to a topic that takes batches of 500 bytes."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
+        del ahead
+        dues_ms = np.arange(len(rows)) + LATER_MS
+        deferred = Patience(NAMES.ingress, PATIENCE_S).deferred(rows, dues_ms, 0, NOW_MS)
+        return Plan(rows.take(slice(0)), deferred=deferred, batch_limits={NAMES.ingress: 500})
+
+    def committed(self) -> None:
+        """Nothing was tried."""
+
+
+def test_batches_of_what_is_deferred_are_as_small_as_their_topic_takes(wheels: Wheels) -> None:
+    wheels.write(A1, [sent(number, in_ms=-5) for number in range(3)])
+    leader = Leader(wheels)
+    leader.forwarder._dead_letters = DefersEach()
+    batches: list[list[Record]] = [[]]
+
+    def write_own(number: int, records: Iterable[Record]) -> None:
+        del number
+        batches[-1] += [each for each in records if each.topic == NAMES.ingress]
+
+    def flush(number: int, timeout_ms: int) -> bool:
+        del number, timeout_ms
+        batches.append([])
+        return True
+
+    leader.producers.write_own, leader.producers.flush = write_own, flush  # type: ignore[method-assign]
+    list(leader.transactions())
+    leader.reader.close()
+    assert sum(map(len, batches)) == 3
+    assert max(sum(each.batch_bytes for each in batch) for batch in batches) <= 500
+
+
+def test_messages_with_one_id_and_other_dues_stay_apart_until_patience_ends() -> None:
+    """With the same new due they would be copies, of which one is delivered."""
+    kafka = Kafka({"bad": BAD, NAMES.ingress: PRESENT})
+    judging = judge(kafka)
+    rows = keyed(kafka, [None] * 4, [-1] * 4)
+    rows.records["due_ms"] -= np.array([3, 2, 1, 0])
+    rows.records["id_low"] = [7, 8, 7, 7]
+    rows = replace(rows, topics=["bad"])
+    run_once(kafka, judging, rows)
+    together = judging.plan(rows)
+    assert isinstance(together, Plan)
+    begin_ms = dues_of(together)[0]
+    assert dues_of(together) == [begin_ms, begin_ms, begin_ms + 1, begin_ms + 2]
+    headers = [encode_headers(each[-2:]) for each in together.deferred.headers()]
+    last_ms: list[int] = []
+    for header in headers:  # each in a transaction of its own, for the last time
+        kafka.now = BEGIN_S + PATIENCE_S - 10 + len(last_ms) / 100
+        again = judging.plan(rows_of("bad", due_ms=now_ms(kafka), headers=header))
+        assert isinstance(again, Plan)
+        last_ms += dues_of(again)
+    assert last_ms[0] == last_ms[1]
+    assert len({last_ms[0], *last_ms[2:]}) == 3
 
 
 def test_brokers_that_are_restarted_in_turn_make_no_message_wait_for_one_another() -> None:

@@ -634,9 +634,7 @@ class DeadLetters:
                 continue
             if topic is not None:
                 self._note_partitions(name, topic.partitions)
-            limit = self._batch_limit(name, topic)
-            if limit < self._batch_size_bytes:
-                batch_limits[name] = limit
+            batch_limits |= self._batch_limits_of(name, topic)
         if self._guilty:
             # Kafka refuses what is unsuited without saying why.
             unsuited = self._found_guilty(rows) | unsuited
@@ -646,6 +644,8 @@ class DeadLetters:
                 (message,) = rows.take(slice(row, row + 1))
                 dead.append(Condemned(message, *verdict))
         sound = rows if good.all() else rows.take(good)
+        for name in deferred.topic_names():
+            batch_limits |= self._batch_limits_of(name, self._topics.find({name}).get(name))
         partitions = {name: topic.partitions for name, topic in topics.items() if topic.partitions}
         return Plan(sound, dead, deferred, batch_limits, frozenset(self._look_up), partitions)
 
@@ -723,11 +723,13 @@ class DeadLetters:
             self._look_up.add(name)
             self._partitions[name] = partitions
 
-    def _batch_limit(self, name: str, topic: Topic | None) -> int:
+    def _batch_limits_of(self, name: str, topic: Topic | None) -> Mapping[str, int]:
+        """Returns a topic's largest batch, if that is below the client's."""
         known = _UNLIMITED
         if topic is not None and topic.limits is not None:
             known = topic.limits.max_message_bytes
-        return min(known, self._batch_limits.get(name, _UNLIMITED))
+        limit = min(known, self._batch_limits.get(name, _UNLIMITED))
+        return {name: limit} if limit < self._batch_size_bytes else {}
 
     def _found_guilty(self, rows: DueRows) -> Unsuited:
         found: Unsuited = {}

@@ -22,11 +22,14 @@ from there on. So
 
 It comes back after half the time that it has been deferred for by then, or that its topic has taken
 nothing: so it is late by half of an outage more than the outage itself, and in an outage the
-messages that come back are no more than twice those that fall due.
+messages that come back are no more than twice those that fall due. Messages with one id that are
+deferred together come back, and lose patience, a millisecond apart: with one due they would be
+copies of one another.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -66,28 +69,27 @@ class Patience:
 
         Their topic has taken nothing for `waited_ms`.
         """
-        since_ms = np.array([_deferred_ms(each, now_ms) for each in rows.headers()], np.int64)
+        since_ms = np.array(_all_deferred_ms(rows, now_ms), np.int64)
         (topic,) = rows.topic_names()
         left_ms = since_ms + round(self.of(topic) * 1000) - now_ms
         waits_ms = np.maximum(now_ms - since_ms, waited_ms) // 2
         waits_ms = np.minimum(np.minimum(waits_ms, left_ms), self.span_ms // 2)
         dues_ms = now_ms + np.maximum(waits_ms, LEAST_WAIT_MS)
-        return np.where(left_ms > 0, dues_ms, 0)
+        return np.where(left_ms > 0, _apart(rows, dues_ms), 0)
 
     def deferred(
         self, rows: DueRows, dues_ms: NDArray[np.int64], partition: int, now_ms: int
     ) -> DueRows:
         """Returns messages as they go to this partition of the ingress topic, for new dues."""
-        due_ms = iter(dues_ms.tolist())
+        times_ms = iter([*zip(dues_ms.tolist(), _all_deferred_ms(rows, now_ms), strict=True)])
         return rewritten(
             rows,
             np.arange(len(rows)),
-            lambda message: self._sent(message, next(due_ms), partition, now_ms),
+            lambda message: self._sent(message, *next(times_ms), partition),
         )
 
-    def _sent(self, message: DueMessage, due_ms: int, partition: int, now_ms: int) -> AsSent:
+    def _sent(self, message: DueMessage, due_ms: int, since_ms: int, partition: int) -> AsSent:
         first_ms = first_due_ms(message.headers, message.due_ms)
-        since_ms = _deferred_ms(message.headers, now_ms)
         headers = [each for each in message.headers if each[0] not in OF_DEFERRAL]
         headers += requested(message, due_ms)
         headers += ((FIRST_DUE, b"%d" % first_ms), (FIRST_DEFERRED, b"%d" % since_ms))
@@ -103,6 +105,29 @@ def first_due_ms(headers: Iterable[tuple[str, bytes | None]], due_ms: int) -> in
         (7, 5)
     """
     return int(last_of(headers, FIRST_DUE) or due_ms)
+
+
+def _all_deferred_ms(rows: DueRows, now_ms: int) -> list[int]:
+    """Returns when messages were deferred at first: from now on, if they were not."""
+    before = Counter[bytes]()
+    found = []
+    for id_, headers in zip(rows.records["id"].tolist(), rows.headers(), strict=True):
+        found.append(_deferred_ms(headers, now_ms + before[id_]))
+        before[id_] += 1
+    return found
+
+
+def _apart(rows: DueRows, dues_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns these dues, or later ones, so that no two messages with one id have the same."""
+    next_ms = dict[tuple[bytes, int], int]()  # of a due that is taken: which one to try next
+    apart_ms = []
+    for id_, wanted_ms in zip(rows.records["id"].tolist(), dues_ms.tolist(), strict=True):
+        due_ms = wanted_ms
+        while (id_, due_ms) in next_ms:
+            due_ms = next_ms[id_, due_ms]
+        next_ms[id_, wanted_ms] = next_ms[id_, due_ms] = due_ms + 1
+        apart_ms.append(due_ms)
+    return np.array(apart_ms, np.int64)
 
 
 def _deferred_ms(headers: Iterable[tuple[str, bytes | None]], now_ms: int) -> int:

@@ -494,7 +494,12 @@ class Forwarder:
             if ends_batch and not own.flush():
                 break
         self._write_dead(dead, own)
-        own.write(outcomes.forwarded(names, plan.deferred, situation.now_ms))
+        if names.ingress in plan.batch_limits and len(plan.deferred):
+            own.flush()  # or they would be in one batch with halves that went there
+        for rows, ends_batch in _batches(plan.deferred, plan.batch_limits):
+            own.write(outcomes.forwarded(names, rows, situation.now_ms))
+            if ends_batch:
+                own.flush()
         own.write(outcomes.deferred(names, plan.deferred))
         unasked = self._ask(halves.letters_of(step, names), situation, own)
         dead += unasked
