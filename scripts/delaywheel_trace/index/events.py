@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from delaywheel.ingress import id_to_send_again
 from delaywheel.trace.batch import BatchHead, Rows
 from delaywheel.trace.schema import COLUMNS, VERSION
 
@@ -155,10 +156,13 @@ def of_outcome(
         id_ = bytes.fromhex(id_) if isinstance(id_, str) else b""
         if len(id_) != _ID.byte_width:
             raise ValueError("an id that is none")
+    # What is deferred comes back under the same id, but for one that followed from its place.
+    next_id = id_to_send_again(id_) if id_ is not None and status == "deferred" else None
     return {
         **named,
         "kind": OUTCOME,
         "id": id_,
+        "next_id": None if next_id == id_ else next_id,
         "time_ms": time_ms,
         "status": status,
         "extra": _dumps({name: outcome[name] for name in sorted(rest)}) if rest else None,
