@@ -128,12 +128,14 @@ class IngressLimits(NamedTuple):
             counts `HEADER_BYTES` more than its name and value.
         ttl_header: The header that states a message's time to live; empty: there is none.
         takes_answers: Whether records with `ANSWER` are understood.
+        read: The partitions that are read, or many of them; empty: all are.
     """
 
     span_ms: int
     message_bytes: int
     ttl_header: str = TTL_HEADER
     takes_answers: bool = False
+    read: tuple[int, ...] = ()
 
     def as_note(self) -> str:
         """Returns the metadata."""
@@ -146,6 +148,8 @@ class IngressLimits(NamedTuple):
             said = json.loads(note or "")
             ttl_header = str(said.get("ttl_header", TTL_HEADER))
             takes_answers = said.get("takes_answers") is True
-            return cls(int(said["span_ms"]), int(said["message_bytes"]), ttl_header, takes_answers)
+            span_ms, message_bytes = int(said["span_ms"]), int(said["message_bytes"])
+            read = tuple(map(int, said.get("read", ())))
+            return cls(span_ms, message_bytes, ttl_header, takes_answers, read)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from delaywheel import transactional
+from delaywheel.consumer.kafka.topics import limits_of
+from delaywheel.ingress import IngressLimits
 from delaywheel_replica.cleaner.kafka import ingress_topics
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
 from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
@@ -278,6 +281,28 @@ def test_the_group_shows_how_far_things_are(
             if committed.offset == 2 and reader.lags() == {(topic, 0): 0}:
                 break
             assert time.monotonic() < give_up
+
+
+def test_the_group_shows_which_partitions_are_read_once_some_are_cut_off(
+    kafka: KafkaBroker, topic: str, settings: KafkaSettings
+) -> None:
+    """The second one was cut off in an earlier term, the third one is now."""
+    limits = IngressLimits(1_000, 1_000)
+    add_partitions(kafka.address, topic, 3)
+    send(kafka, topic, b"0")
+    with closing(IngressReader(replace(settings, ingress_limits=limits))) as reader:
+        offsets = {(topic, 0): 1, (topic, 1): 7, (topic, 2): 9}
+        reader.assign({(topic, 0): 0, (topic, 2): 9})
+        Read(reader).until(lambda _: bool(reader.cut_off))
+        group = settings.names.ingress_group
+        looking = Consumer({"bootstrap.servers": kafka.address, "group.id": group})
+        with closing(looking):
+            give_up = time.monotonic() + PATIENCE_S
+            while (said := limits_of(looking, topic)) is None:
+                assert time.monotonic() < give_up
+                reader.report_to_group(offsets)
+                reader.poll(100, 0.1)
+    assert said == limits._replace(read=(0,))
 
 
 def test_of_a_paused_partition_nothing_comes_and_nothing_is_lost(

@@ -10,7 +10,7 @@ from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.message import Outcome
 from delaywheel.consumer.records import Partition, RecordHeaders
 from delaywheel.ingress import HEADERS_MOST, IngressLimits
-from delaywheel.transactional import Outgoing
+from delaywheel.transactional import ANY_PARTITION, Outgoing
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules, read
 from support.consumer.driven import DrivenConsumer, start
@@ -93,6 +93,18 @@ def test_a_partition_that_the_topic_of_retries_lacks_is_not_asked_for() -> None:
         assert dict(kafka.committed_records[-1].headers).get("dw-partition") == asked
         kafka.logs.pop(Partition(kafka.retry, 0), None)
         kafka.logs.pop(Partition(kafka.retry, 1), None)
+
+
+def test_where_partitions_of_ingress_are_read_no_further_retries_go_to_the_others() -> None:
+    for numbers in ((), (2, 5)):
+        limits = LIMITS._replace(read=numbers)
+        kafka = FakeKafka(partitions=1, limits=IngressLimits.of_note(limits.as_note()))
+        consumer = start(kafka)
+        for number in range(9):
+            kafka.send(b"v", key=b"%d" % number)
+            sent(kafka, consumer)
+        written = [one.partition for one in kafka.committed_records if one.topic == INGRESS]
+        assert set(written) == (set(numbers) or {ANY_PARTITION})
 
 
 def test_the_header_that_the_cluster_reads_means_nothing_on_the_way() -> None:

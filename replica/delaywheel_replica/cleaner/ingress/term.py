@@ -504,6 +504,7 @@ class Ingress:
         for at, end in reader.cut_off.items():
             if term.ends(at, end):
                 self._is_changed, self._is_bound_known = True, False
+                self._is_group_behind = True  # beside offsets stands which partitions are read
         if fetched:
             self._pause_full(term, reader)
 

@@ -47,6 +47,9 @@ HEADERS_AT_ONCE: Final = 100_000
 AT_ONCE: Final = 200
 """How many partitions without records one call looks at: the client is asked about each."""
 
+PARTITIONS_NAMED: Final = 500
+"""Beside an offset Kafka keeps 4 KB."""
+
 log = get_logger(__name__)
 
 
@@ -172,10 +175,25 @@ class IngressReader:
     def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Shows progress in the consumer group's offsets; the next call makes up for a failure."""
         if offsets:
-            note = "" if self._limits is None else self._limits.as_note()
-            next_offsets = [TopicPartition(*at, offset, note) for at, offset in offsets.items()]
+            notes = {topic: self._note(topic, offsets) for topic, _ in offsets}
+            next_offsets = [
+                TopicPartition(*at, offset, notes[at[0]]) for at, offset in offsets.items()
+            ]
             with contextlib.suppress(KafkaException):
                 self._consumer.commit(offsets=next_offsets, asynchronous=True)
+
+    def _note(self, topic: str, offsets: Collection[IngressPartition]) -> str:
+        """Says what is taken, and of a topic with partitions that are cut off, which are read."""
+        if self._limits is None:
+            return ""
+        there = sorted(number for name, number in offsets if name == topic)
+        read = [
+            number
+            for number in there
+            if (topic, number) in self._positions and (topic, number) not in self._cut_off
+        ]
+        are_named = tuple(read[:PARTITIONS_NAMED]) if len(read) < len(there) else ()
+        return self._limits._replace(read=are_named).as_note()
 
     def _take_commit_result(self, error: KafkaError | None, _: object) -> None:
         """Logs that the group may not commit offsets, once each time this begins."""

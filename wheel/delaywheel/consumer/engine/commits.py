@@ -366,7 +366,8 @@ class Commits:
         counted = self._counts.records(outcomes, self._state.clock_ms())
         cut.is_counted = bool(counted)
         self._state.are_counts_forbidden = self._counts.is_forbidden
-        records = [*cut.records, *counted] if counted else cut.records
+        records = self._state.policy.routed(cut.records)
+        records = [*records, *counted] if counted else records
         failure = self._state.broker.commit(records, passed, membership, one_by_one=cut.most == 1)
         return self._counts.ended(counted, failure)
 

@@ -48,6 +48,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
+from zlib import crc32
 
 from delaywheel import ingress
 from delaywheel.consumer.leaving import UnreadableError
@@ -145,6 +146,18 @@ class Policy:
                 f"{longest_ms / 1000:,.3f} s in retry, and the cluster takes"
                 f" {limits.span_ms / 1000:,.0f} s",
             )
+
+    def routed(self, records: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        """Returns records so that those for the ingress topic go to partitions that are read."""
+        read = () if self._limits is None else self._limits.read
+        if not read:
+            return records
+        return [
+            one._replace(partition=read[crc32(one.key or one.value or b"") % len(read)])
+            if one.topic == self._ingress_topic
+            else one
+            for one in records
+        ]
 
     def learn_sizes(self, most_bytes: Mapping[str, int]) -> None:
         """Takes in the largest batches of topics, as `Start` has them."""
