@@ -70,6 +70,53 @@ os._exit(0)
 """
 
 
+ENDS_FORKED = """
+import os, sys, time
+from delaywheel import Client, Queue
+client = Client(sys.argv[1], timeout=20, queue=Queue(linger=30))
+client.produce_async("t", b"", delay="5s").result()  # the next one lingers
+client.produce_async("t", b"", delay="1h")
+began_s = time.monotonic()
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print(time.monotonic() - began_s, flush=True)
+client.close()
+"""
+
+
+FORKS_AT_WORK = """
+import os, sys, threading
+from delaywheel import Message, message
+held = threading.Event()
+def fix():
+    with message._FIXING_DUE:
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=fix, daemon=True).start()
+held.wait()
+Message("t", b"", delay="5s")
+for _ in range(2):
+    if os.fork() == 0:
+        own = Message("t", b"", delay="5s")
+        own.fix_due(0, {}, "deliver")
+        print(own.id[8:].hex(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+ENDS_AT_ONCE = """
+import sys
+import grpc._channel
+from delaywheel import Client
+def refuse(*_):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+grpc._channel._run_channel_spin_thread = refuse  # as in Python 3.12
+Client(sys.argv[1]).produce_async("t", b"", delay="5s").result()
+"""
+
+
 def test_what_was_taken_is_sent_though_the_program_ends() -> None:
     with FakeService() as service:
         ended = run(SENDS, service.address, "30")
@@ -117,3 +164,24 @@ def test_a_forked_child_is_refused_at_once() -> None:
         "own": "Handle",
     }
     assert len(service.accepted) == 3
+
+
+def test_a_forked_child_ends_without_what_its_parent_sends() -> None:
+    with FakeService() as service:
+        ended = run(ENDS_FORKED, service.address)
+    assert float(ended.stdout) < 10
+    assert ended.stderr == ""
+    assert len(service.accepted) == 2
+
+
+def test_forked_children_make_messages_of_their_own() -> None:
+    """Whatever other threads did when they were forked; and their ids are no other's."""
+    ended = run(FORKS_AT_WORK)
+    first, second = ended.stdout.split()
+    assert first != second
+
+
+def test_a_program_that_ends_sends_where_no_thread_can_begin() -> None:
+    with FakeService() as service:
+        run(ENDS_AT_ONCE, service.address)
+    assert len(service.accepted) == 1

@@ -9,6 +9,7 @@ All arithmetic on time uses integers, and fractions of a millisecond round up: n
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import uuid
@@ -50,6 +51,14 @@ _HANDLE = re.compile(
     r"(?P<wheel>[^:]+):(?P<slot>[0-9]{1,12}):(?P<id>[0-9a-fA-F]{32}):(?P<topic>[^:]+)"
 )
 _FIXING_DUE = Lock()
+
+
+def _renew_lock() -> None:
+    global _FIXING_DUE  # noqa: PLW0603  another thread may have held it when this process forked
+    _FIXING_DUE = Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 ClockNs = Callable[[], int]
 """Returns Unix nanoseconds."""

@@ -9,7 +9,8 @@ the program ends               what `produce_async` has taken is sent, within th
 the same, of an `AsyncClient`  its loop has ended, so nothing more is sent: a warning counts
                                what has no result
 the last reference goes        what was taken is sent; then threads and connections end
-the process forks              the child's copy refuses all calls: gRPC does not survive a fork
+the process forks              the child's copy refuses all calls: gRPC does not survive a fork.
+                               What was taken is the parent's, and the child's end sends nothing
 =============================  =============================================================
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from collections.abc import Callable
 from threading import Thread
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -79,6 +81,8 @@ def close_in_background(sender: Sender, stop: Callable[[], None]) -> None:
 
 _flushed_at_exit: Final[WeakSet[AnySender]] = WeakSet()
 _written_at_exit: Final[WeakSet[ClientReports]] = WeakSet()
+# In a forked child nothing would be sent: it has none of the threads.
+os.register_at_fork(after_in_child=_flushed_at_exit.clear)
 
 
 @atexit.register

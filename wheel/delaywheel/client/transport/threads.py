@@ -98,6 +98,8 @@ class _ThreadLine(Line):
         except ValueError:
             if not self._is_closed:
                 raise
+        except RuntimeError as error:  # no thread begins when a program ends, says Python 3.12
+            finished(then(AttemptFailure(grpc.StatusCode.CANCELLED, str(error))))
         else:
             call.add_done_callback(ended)
 
