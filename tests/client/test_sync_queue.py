@@ -1,6 +1,7 @@
 """Client.produce_async and close: queueing, sending in the background, settling."""
 
 import asyncio
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -9,6 +10,7 @@ from math import inf
 import pytest
 
 from delaywheel import (
+    CallFailedError,
     Client,
     ClientClosedError,
     Handle,
@@ -19,6 +21,7 @@ from delaywheel import (
     Result,
     TimedOutError,
 )
+from delaywheel.client.exchange.pending import SendBatch
 from support.clients.fake_service import (
     FakeService,
     accept_once,
@@ -73,6 +76,41 @@ class TestProduceAsync:
             assert isinstance(error, RefusedError)
             with pytest.raises(RefusedError, match="TOPIC_UNKNOWN"):
                 pending.result()
+
+    def test_whatever_a_callback_raises_others_are_called_and_sent(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        seen: list[Result] = []
+        with FakeService() as service, Client(service.address) as client:
+            for _ in range(2):
+                pending = client.produce_async("t", b"", delay=SOON)
+                pending.add_done_callback(lambda _result: sys.exit("it failed"))
+                pending.add_done_callback(seen.append)
+                assert pending.result(timeout=20)
+        assert len(seen) == 2
+        assert caplog.text.count("SystemExit: it failed") == 2
+
+    def test_an_unexpected_error_is_the_cause_of_each(self) -> None:
+        batch, defect = SendBatch(0.0, 60.0, id), ValueError("odd")
+        pending = [batch.add(message, 0.0, 0.0) for message in messages(2)]
+        batch.settle_defective(defect)
+        for one in pending:
+            with pytest.raises(CallFailedError, match="odd") as caught:
+                one.result()
+            assert caught.value.__cause__ is defect
+            assert caught.value.failed is one.message
+
+    def test_a_sender_without_threads_takes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with FakeService() as service, Client(service.address) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", refuse)
+                with pytest.raises(RuntimeError):
+                    client.produce_async("t", b"", delay=SOON)
+            assert client.produce_async("t", b"", delay=SOON).result(timeout=20)
+        assert len(service.accepted) == 1
 
     def test_a_full_queue_blocks_until_the_deadline_and_queues_nothing(self) -> None:
         queue, go_on = Queue(max_messages=2, in_flight=1), threading.Event()

@@ -40,14 +40,14 @@ class Sender:
                     raise self._gathered.full(message)
             if self._closed:
                 raise ClientClosedError(failed=message)
+            if not self._threads:
+                self._start()
             now_s = monotonic()
             before_s = self._gathered.wait_s(now_s)
             pending = self._gathered.add(message, now_s, deadline_s)
             wait_s = self._gathered.wait_s(now_s)
             if wait_s is not None and (not wait_s or before_s is None or wait_s < before_s):
                 self._work.notify()
-            if not self._threads:
-                self._start()
         return pending
 
     def flush(self, deadline_s: float) -> bool:
@@ -94,8 +94,8 @@ class Sender:
         register_at_exit(self)
         for number in range(self._queue.in_flight):
             thread = Thread(target=self._send, name=f"delaywheel-sender-{number}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _send(self) -> None:
         while (batch := self._next_batch()) is not None:

@@ -125,11 +125,13 @@ class SendBatch:
 
     def settle_defective(self, defect: Exception) -> None:
         """Settles with an unexpected error, so that callers do not wait forever."""
-        error = CallFailedError(
-            StatusCode.INTERNAL, f"a defect of the SDK: {defect!r}", outcome_known=False
-        )
-        error.__cause__ = defect
-        self.settle([Result(message, None, error.about(message)) for message in self.messages])
+        text = f"a defect of the SDK: {defect!r}"
+        results = []
+        for message in self.messages:
+            error = CallFailedError(StatusCode.INTERNAL, text, outcome_known=False, failed=message)
+            error.__cause__ = defect
+            results.append(Result(message, None, error))
+        self.settle(results)
 
     def watch(self, watcher: Callable[[Sequence[Result]], object]) -> None:
         """Calls `watcher` once the batch is settled, perhaps immediately."""
@@ -260,7 +262,9 @@ class PendingResult:
 def _call(watcher: Callable[[Sequence[Result]], object], results: Sequence[Result]) -> None:
     try:
         watcher(results)
-    except Exception:  # noqa: BLE001  a callback may raise anything; the others must be called
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  a callback may raise anything; the others must be called
         _log.exception("a callback of produce_async failed")
 
 
