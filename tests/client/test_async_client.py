@@ -29,6 +29,8 @@ from delaywheel.client.transport.wakeups import reading_all_wakeups
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     FakeService,
+    abort_bare,
+    accept,
     accept_once,
     hang,
 )
@@ -225,6 +227,51 @@ async def test_closing_a_client_sends_what_it_took() -> None:
         async with AsyncClient(service.address) as client:
             pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(50)]
         assert all(one.outcome(timeout=0).handle for one in pending)
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_loop_that_ends_cancels_all_tasks_and_closing_sends_all_the_same(
+    has_begun: bool,
+) -> None:
+    results: list[PendingResult] = []
+
+    async def work(address: str, is_queued: asyncio.Event) -> None:
+        async with AsyncClient(address) as client:
+            results.append(await client.produce_async("t", b"", delay=SOON))
+            is_queued.set()
+            await asyncio.sleep(60)
+
+    async def main(service: FakeService) -> None:
+        is_queued = asyncio.Event()
+        working = asyncio.create_task(work(service.address, is_queued))
+        await is_queued.wait()
+        assert not has_begun or await asyncio.to_thread(service.reached.wait, 30)
+        assert not working.done()
+
+    with FakeService(hang if has_begun else accept) as service:
+        asyncio.run(main(service))
+    assert results[0].result(timeout=0)
+    assert len(service.accepted) == 1
+
+
+def test_a_queue_belongs_to_one_loop() -> None:
+    async def send(client: AsyncClient) -> None:
+        await client.produce_async("t", b"", delay=SOON)
+
+    with FakeService() as service:
+        client = AsyncClient(service.address)
+        asyncio.run(send(client))
+        with pytest.raises(RuntimeError, match="another event loop than before"):
+            asyncio.run(send(client))
+
+
+async def test_a_result_does_not_block_the_loop_that_sends_it() -> None:
+    with FakeService() as service:
+        async with AsyncClient(service.address) as client:
+            pending = await client.produce_async("t", b"", delay=SOON)
+            with pytest.raises(RuntimeError, match="await it"):
+                pending.result()
+            assert await asyncio.to_thread(pending.result) == await pending == pending.result()
 
 
 async def test_those_who_wait_for_a_batch_in_one_loop_cost_no_system_call_each(

@@ -200,7 +200,7 @@ class AsyncClient:
 
         Awaiting it waits for room in the queue; await what it returns to get the handle.
         """
-        self._fork_guard.check()
+        self._check_loop()
         message = Message(topic, value, clock=self._clock, **options)
         return await self._sender.put(message, self._deadline_s(None))
 
@@ -299,7 +299,7 @@ class AsyncClient:
 
         Raises TimedOutError if a message has none yet; it is still under way.
         """
-        self._fork_guard.check()
+        self._check_loop()
         if not await self._sender.flush(self._deadline_s(timeout)):
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
@@ -321,9 +321,12 @@ class AsyncClient:
         await self.close()
 
     def _check_open(self) -> None:
-        self._fork_guard.check()
+        self._check_loop()
         if self._closed:
             raise ClientClosedError
+
+    def _check_loop(self) -> None:
+        self._fork_guard.check()
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -15,6 +16,8 @@ from delaywheel.message import Message, Result
 
 _EARLIER_S: Final = 0.001
 """Timers are not rescheduled for differences below this."""
+_AGAIN_S: Final = 1.0
+"""When a batch is sent whose task was cancelled: later than a loop needs to end, if that is why."""
 
 DeliverAsync = Callable[[Sequence[Message], float], Awaitable[Sequence[Result]]]
 
@@ -23,7 +26,8 @@ class AioSender:
     """Takes messages in its event loop; at most `queue.in_flight` tasks deliver them in batches.
 
     Only `_pump` starts tasks. It runs whenever something may have changed: a message came, a caller
-    waits, a batch was settled, the linger is over.
+    waits, a batch was settled, the linger is over. A program that ends may cancel all tasks there
+    are, as `asyncio.run` does, these among them: what they have not sent `close` sends.
     """
 
     def __init__(self, queue: Queue, timeout_s: float, deliver: DeliverAsync) -> None:
@@ -44,7 +48,7 @@ class AioSender:
         if self._closed:
             raise ClientClosedError(failed=message)
         if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+            self._loop = self._gathered.loop = asyncio.get_running_loop()
             register_at_exit(self)
         pending = self._gathered.add(message, monotonic(), deadline_s)
         self._pump()
@@ -75,12 +79,14 @@ class AioSender:
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> bool:
         """Waits for a batch to be settled; False if the deadline came first."""
-        self._expedite(None)
+        self._gathered.expedite(None, monotonic())
         while not condition():
+            news = self._news
+            self._pump()
             left_s = deadline_s - monotonic()
             if left_s <= 0:
                 return False
-            await self._news.wait(left_s)
+            await news.wait(left_s)
         return True
 
     def _tell(self) -> None:
@@ -92,7 +98,7 @@ class AioSender:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._expedite, batch)
 
-    def _expedite(self, batch: SendBatch | None) -> None:
+    def _expedite(self, batch: SendBatch) -> None:
         if self._gathered.expedite(batch, monotonic()):
             self._pump()
 
@@ -101,7 +107,7 @@ class AioSender:
         while (batch := self._gathered.next_batch(now_s)) is not None:
             task = asyncio.create_task(self._send(batch), name="delaywheel-sender")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._sent, batch))
         wait_s = self._gathered.wait_s(now_s)
         if wait_s is not None:
             self._wake_by(asyncio.get_running_loop(), wait_s)
@@ -117,6 +123,13 @@ class AioSender:
     def _lingered(self) -> None:
         self._timer = None
         self._pump()
+
+    def _sent(self, batch: SendBatch, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._gathered.put_back(batch)
+            self._tell()
+            self._wake_by(asyncio.get_running_loop(), _AGAIN_S)
 
     async def _send(self, batch: SendBatch) -> None:
         try:

@@ -24,6 +24,7 @@ messages for topics for which this client has none accepted yet gather in batche
 the same table; one request is always left to the others.
 """
 
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -96,6 +97,8 @@ class Accumulator:
         self._length_bytes = 0
         self._messages = 0
         self._begun_s = -inf  # when the last request began
+        self.loop: AbstractEventLoop | None = None
+        """The event loop in which batches are sent, if it is one."""
 
     @property
     def messages(self) -> int:
@@ -132,7 +135,7 @@ class Accumulator:
             self._closed.append(batch)
             batch = None
         if batch is None:
-            batch = SendBatch(now_s, deadline_s, self._on_wait, is_tried=is_tried)
+            batch = SendBatch(now_s, deadline_s, self._on_wait, is_tried=is_tried, loop=self.loop)
             if is_tried:
                 self._open = batch
             else:
@@ -201,6 +204,11 @@ class Accumulator:
             return 0.0
         by_s = batch.send_busy_by_s if self._under_way else batch.send_by_s
         return max(0.0, by_s - now_s)
+
+    def put_back(self, batch: SendBatch) -> None:
+        """Has a batch sent anew whose sender was cancelled."""
+        self._under_way.discard(batch)
+        self._closed.appendleft(batch)
 
     def finished(self, batch: SendBatch) -> None:
         """Frees the room of a settled batch."""

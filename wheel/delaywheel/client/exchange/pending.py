@@ -56,6 +56,7 @@ class SendBatch:
     __slots__ = (
         "_event",
         "_forks",
+        "_loop",
         "_on_wait",
         "_results",
         "_watchers",
@@ -77,6 +78,7 @@ class SendBatch:
         on_wait: Callable[["SendBatch"], object],
         *,
         is_tried: bool = True,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.messages: Final[list[Message]] = []
         self.length_bytes = 0
@@ -86,6 +88,7 @@ class SendBatch:
         self.is_awaited = self.is_expedited = False
         self.is_tried: Final = is_tried
         self._on_wait: Final = on_wait
+        self._loop: Final = loop
         self._forks: Final = _forks
         self._results: Sequence[Result] | None = None
         self._watchers: list[Callable[[Sequence[Result]], object]] = []
@@ -147,6 +150,7 @@ class SendBatch:
 
         Raises:
             TimedOutError: This process was forked from the one that knows the results.
+            RuntimeError: It would block the event loop in which the batch is sent.
         """
         with _CHANGING:
             if self._results is not None:
@@ -156,6 +160,8 @@ class SendBatch:
                     "no result is known in a process that was forked before there was one",
                     outcome_known=False,
                 )
+            if self._loop is not None and _is_running(self._loop):
+                raise RuntimeError("its event loop sends nothing while this blocks it: await it")
             if self._event is None:
                 self._event = event = Event()
                 self._watchers.append(lambda _results: event.set())
