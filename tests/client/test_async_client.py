@@ -222,6 +222,18 @@ async def test_a_task_that_cleans_up_after_it_was_cancelled_may_wait() -> None:
     assert await task == "told"
 
 
+async def test_a_program_that_keeps_all_threads_of_its_loop_busy_keeps_nobody_waiting() -> None:
+    go_on = Event()
+    with FakeService(abort_bare(grpc.StatusCode.UNAVAILABLE, "Socket closed")) as service:
+        async with AsyncClient(service.address) as client, asyncio.timeout(20):
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+            busy = asyncio.create_task(asyncio.to_thread(go_on.wait, 30))
+            await client.produce("t", b"", delay=SOON)
+            assert not busy.done()
+            go_on.set()
+            await busy
+
+
 async def test_closing_a_client_sends_what_it_took() -> None:
     with FakeService() as service:
         async with AsyncClient(service.address) as client:

@@ -256,10 +256,10 @@ class Client:
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Result]:
-        """Sends many messages and waits for all; returns one result each, in order. Never raises.
+        """Sends many messages and waits for all; returns one result each, in order.
 
-        They are split into requests of at most 1,000 messages and 2 MiB, with `Queue.in_flight` of
-        them under way at once. Each message is accepted or refused separately.
+        The error of none is raised: each is accepted or refused separately. They are split into
+        requests of at most 1,000 messages and 2 MiB, `Queue.in_flight` of them under way at once.
         """
         self._check_open()
         many, deadline_s = checked_messages(messages), self._deadline_s(timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, cast
 
 import grpc
@@ -26,6 +27,8 @@ class LoopTransport:
     def __init__(self) -> None:
         self._asking: Final[set[asyncio.Task[None]]] = set()
         self._begun: Final[set[asyncio.Task[None]]] = set()
+        # The loop's own threads may all be busy with what the program has for them.
+        self._threads: Final = ThreadPoolExecutor(4, "delaywheel-aside")
 
     def open(self, address: str, credentials: Credentials) -> Line:
         return _LoopLine(address, credentials, self._asking)
@@ -34,7 +37,7 @@ class LoopTransport:
         return LoopNews()
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
-        return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="delaywheel-call")
