@@ -120,6 +120,85 @@ async def test_so_do_cancelled_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
             await running
 
 
+async def test_so_do_tasks_that_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One handler ends, so that the next record is taken, in the pass in which another fails."""
+    RunningKafka(monkeypatch).put(b"ends", b"fails", b"next")
+    both = asyncio.Event()
+
+    async def handle(message: ReceivedMessage) -> None:
+        if message.value == b"fails":
+            asyncio.get_running_loop().call_soon(both.set)
+        await both.wait()
+        if message.value == b"fails":
+            raise KeyError
+
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(KeyError):
+            async with AsyncRetryConsumer(
+                "orders", group="g", bootstrap="nowhere", retry_on=OSError, drain="1h"
+            ) as consumer:
+                await consumer.run(handle, concurrency=2)
+
+
+def test_so_does_a_batch_that_is_not_full_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = endless(RunningKafka(monkeypatch), b"a")
+    receive = consumer.receive_batch
+
+    def interrupted(most: int, timeout_s: float | None) -> Batch:
+        if most == 1:
+            raise KeyboardInterrupt
+        return receive(most, timeout_s)
+
+    monkeypatch.setattr(consumer, "receive_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt), consumer:
+        next(consumer.batches(2, wait="1h"))
+
+
+async def test_a_batch_that_nobody_waits_for_any_more_is_handed_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    RunningKafka(monkeypatch).put(b"a")
+    async with AsyncRetryConsumer("orders", group="g", bootstrap="nowhere") as consumer:
+        batches = consumer.batches(2, wait="1h")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(batches), 0.5)
+        message = await consumer.receive(PATIENCE_S)
+        assert message is not None
+        assert message.done()
+
+
+async def test_a_task_that_was_cancelled_may_still_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian 12's Python, 3.11.2, raises CancelledError there where an asyncio.timeout is over."""
+    RunningKafka(monkeypatch)
+    async with AsyncRetryConsumer("orders", group="g", bootstrap="nowhere") as consumer:
+
+        async def clean_up() -> ReceivedMessage | None:
+            try:
+                await asyncio.sleep(PATIENCE_S)
+            except asyncio.CancelledError:
+                return await consumer.receive(0.01)
+            return None
+
+        task = asyncio.create_task(clean_up())
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await task is None
+
+
+async def test_a_batch_that_awaits_what_is_cancelled_elsewhere_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    RunningKafka(monkeypatch).put(b"a")
+    async with AsyncRetryConsumer("orders", group="g", bootstrap="nowhere") as consumer:
+
+        async def handle(_: Batch) -> None:
+            consumer.stop()
+            raise asyncio.CancelledError  # of something that it awaited
+
+        await consumer.run_batches(handle)
+    assert consumer.counts.retried == 1
+
+
 def test_a_record_in_another_threads_hands_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = endless(RunningKafka(monkeypatch))
     has_left = threading.Event()

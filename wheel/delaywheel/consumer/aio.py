@@ -28,16 +28,14 @@ _T = TypeVar("_T")
 _LOG = logging.getLogger("delaywheel.consumer")
 
 
-async def await_handler(
-    handle: Callable[[ReceivedMessage], Awaitable[object]], message: ReceivedMessage
-) -> None:
-    """Awaits a handler in its own task, and raises what it raised.
+async def await_handler(handle: Callable[[_T], Awaitable[object]], given: _T) -> None:
+    """Awaits a handler of a message, or batch, in its own task, and raises what it raised.
 
     A cancellation that is not of the task but of something that the handler awaited is raised as
     HandlerCancelledError.
     """
     try:
-        await handle(message)
+        await handle(given)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -102,11 +100,12 @@ class AwaitedConsumer(BaseConsumer):
             if found or left_s <= 0 or self._engine.has_ended:
                 return found
             self._engine.check_runs()
+            # Not `asyncio.timeout`: see `LoopNews`.
+            timer = loop.call_later(min(left_s, WAIT_S), self._ready.set)
             try:
-                async with asyncio.timeout(min(left_s, WAIT_S)):
-                    await self._ready.wait()
-            except TimeoutError:
-                continue
+                await self._ready.wait()
+            finally:
+                timer.cancel()
 
     async def _run(
         self, handle: Callable[[ReceivedMessage], Awaitable[object]], concurrency: int
@@ -131,14 +130,14 @@ class AwaitedConsumer(BaseConsumer):
         call = partial(await_handler, handle) if timeout_ms is None else limited
 
         async def one(message: ReceivedMessage) -> None:
+            async with message:
+                await call(message)
+
+        def ended(message: ReceivedMessage, task: asyncio.Task[None]) -> None:
             nonlocal free
-            try:
-                async with message:
-                    await call(message)
-            finally:
-                desk.end_turn(message)
-                free += 1
-                freed.set()
+            self._end(message, task)
+            free += 1
+            freed.set()
 
         try:
             async with handler_tasks() as handlers:
@@ -149,9 +148,15 @@ class AwaitedConsumer(BaseConsumer):
                     take = partial(desk.take_turns, free)
                     for message in await self._received(take, WAIT_S):
                         free -= 1
-                        handlers.create_task(one(message))
+                        task = handlers.create_task(one(message))
+                        task.add_done_callback(partial(ended, message))
         finally:
             desk.end_parking()
+
+    def _end(self, message: ReceivedMessage, task: asyncio.Task[None]) -> None:
+        self._engine.desk.end_turn(message)
+        if task.cancelled() and not message.has_returned:  # it never began
+            self._engine.desk.hand_back([message])
 
 
 class AsyncRetryConsumer(AwaitedConsumer):
@@ -193,11 +198,12 @@ class AsyncRetryConsumer(AwaitedConsumer):
         while True:
             batch = await self.receive_batch(most, WAIT_S)
             deadline = loop.time() + wait_s
-            while batch and len(batch) < most and not self._engine.has_ended:
-                left_s = deadline - loop.time()
-                if left_s <= 0:
-                    break
-                batch.take((await self.receive_batch(most - len(batch), left_s)).runs)
+            with self._giving_back(batch):
+                while batch and len(batch) < most and not self._engine.has_ended:
+                    left_s = deadline - loop.time()
+                    if left_s <= 0:
+                        break
+                    batch.take((await self.receive_batch(most - len(batch), left_s)).runs)
             batch.drop_unreadable()
             if batch:
                 yield batch
@@ -215,7 +221,7 @@ class AsyncRetryConsumer(AwaitedConsumer):
         called = wrapped_awaited(handle, self.settings.middleware)
         async for batch in self.batches(most, wait=wait):
             async with batch:
-                await called(batch)
+                await await_handler(called, batch)
 
     async def run(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Final, Self, TypeVar, Unpack
@@ -59,6 +60,15 @@ class BaseConsumer:
         call it.
         """
         self._engine.stop()
+
+    @contextmanager
+    def _giving_back(self, batch: Batch) -> Iterator[None]:
+        """Has a batch handed out again that an interrupt keeps from its handler."""
+        try:
+            yield
+        except BaseException:
+            self._engine.desk.hand_back(batch)
+            raise
 
     @property
     def counts(self) -> Counts:
@@ -194,11 +204,12 @@ class RetryConsumer(ThreadedConsumer):
         while True:
             batch = self.receive_batch(most, WAIT_S)
             deadline = time.monotonic() + wait_s
-            while batch and len(batch) < most and not self._engine.has_ended:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    break
-                batch.take(self.receive_batch(most - len(batch), left_s).runs)
+            with self._giving_back(batch):
+                while batch and len(batch) < most and not self._engine.has_ended:
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        break
+                    batch.take(self.receive_batch(most - len(batch), left_s).runs)
             batch.drop_unreadable()
             if batch:
                 yield batch
