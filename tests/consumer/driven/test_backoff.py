@@ -40,8 +40,13 @@ def outcomes(error: Exception, attempts: int = 9, **options: object) -> list[int
     return found
 
 
-def raised_from(error: Exception, cause: Exception) -> Exception:
+def raised_from(error: Exception, cause: Exception | None) -> Exception:
     error.__cause__ = cause
+    return error
+
+
+def raised_while_handling(error: Exception, other: Exception) -> Exception:
+    error.__context__ = other
     return error
 
 
@@ -91,6 +96,8 @@ def test_a_function_decides_by_message_and_error() -> None:
         (OSError(), ["2s"]),
         (raised_from(RuntimeError(), raised_from(KeyError(), OSError())), ["2s"]),
         (RuntimeError(), ["3s"]),
+        (raised_while_handling(RuntimeError(), OSError()), ["2s"]),
+        (raised_from(raised_while_handling(RuntimeError(), OSError()), None), ["3s"]),
     ],
 )
 def test_exceptions_and_their_causes_have_back_offs_of_their_own(

@@ -317,13 +317,17 @@ def error_text(error: BaseException) -> str:
 
 
 def causes(error: BaseException, *, explicit: bool = False) -> Iterator[BaseException]:
-    """Yields an exception, and those that it was raised from: with `from` only, if `explicit`."""
+    """Yields an exception, and those that it was raised from: with `from` only, if `explicit`.
+
+    Where it was raised `from None`, nothing before counts.
+    """
     seen: set[int] = set()
     left: BaseException | None = error
     while left is not None and id(left) not in seen:
         yield left
         seen.add(id(left))
-        left = left.__cause__ or (None if explicit else left.__context__)
+        hides = explicit or left.__suppress_context__
+        left = left.__cause__ or (None if hides else left.__context__)
 
 
 def encode_error(text: str) -> bytes:
