@@ -282,27 +282,17 @@ def test_many_handles_are_cancelled_by_a_thousand() -> None:
 
 
 async def test_each_of_many_is_reported_as_what_became_of_it() -> None:
-    outcomes = [
-        pb.CANCEL_OUTCOME_CANCELLED,
-        pb.CANCEL_OUTCOME_ALREADY_DELIVERED,
-        pb.CANCEL_OUTCOME_TOO_LATE,
-        pb.CANCEL_OUTCOME_NOT_FOUND,
-        pb.CANCEL_OUTCOME_RESCHEDULED,
+    outcomes = list(CancelOutcome)
+    results = [
+        pb.MessageCancelled(outcome=pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{each}"))
+        for each in outcomes
     ]
-    results = [pb.MessageCancelled(outcome=outcome) for outcome in outcomes]
     results.append(error(Reason.HANDLE_AMBIGUOUS))
-    handles = [handle(n) for n in range(6)]
+    handles = [handle(n) for n in range(len(results))]
     with FakeService(answer(pb.CancelResponse(results=results))) as service:
         async with AsyncClient(service.address) as client:
             came_to = await client.cancel_many(handles=handles)
-    reported: list[Any] = [
-        came_to.cancelled,
-        came_to.already_delivered,
-        came_to.too_late,
-        came_to.not_found,
-        came_to.rescheduled,
-        came_to.unknown,
-    ]
+    reported = [getattr(came_to, each.lower()) for each in (*outcomes, "UNKNOWN")]
     assert reported == [(each,) for each in handles]
     assert not came_to.complete
 

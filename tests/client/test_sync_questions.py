@@ -32,11 +32,11 @@ from support.clients.fake_service import (
 
 
 class TestCancel:
-    @pytest.mark.parametrize("outcome", list(CancelOutcome))
-    def test_every_outcome_has_a_name(self, outcome: CancelOutcome) -> None:
-        number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
+    @pytest.mark.parametrize("number", pb.CancelOutcome.values()[1:])
+    def test_every_outcome_has_a_name(self, number: pb.CancelOutcome.ValueType) -> None:
         with FakeService(cancelled(number)) as service, Client(service.address) as client:
-            assert client.cancel(Handle("a.1", 17, bytes(16), "orders")).outcome is outcome
+            outcome = client.cancel(Handle("a.1", 17, bytes(16), "orders")).outcome
+        assert pb.CancelOutcome.Name(number) == f"CANCEL_OUTCOME_{outcome}"
         assert service.cancels[0].messages[0].handle == "a.1:17:" + "0" * 32 + ":orders"
 
     def test_of_what_was_rescheduled_the_new_due_is_reported_with_one_call(self) -> None:

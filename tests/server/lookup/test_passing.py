@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from delaywheel.client.changing.named_changes import _IN_DOUBT
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
@@ -29,7 +30,7 @@ from delaywheel_replica.server.access.callers import A_NODE, ANYBODY, CallContex
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.passed_on import PassedChanges
+from delaywheel_replica.server.changing.passed_on import _LATE, PassedChanges
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import PASSED, CallsToNodes, OtherNode, Silent
@@ -448,6 +449,16 @@ async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_knows_nothi
     (result,) = await passed_on.ask("there", REQUEST.messages, 20, partly=False)
     assert isinstance(result, Refusal)
     assert (result.reason, asked) == (told, [1, 1])
+
+
+@pytest.mark.parametrize("outcomes", [pb.CancelOutcome, pb.RescheduleOutcome])
+def test_what_says_nothing_of_earlier_attempts_is_no_outcome_in_doubt(outcomes: Any) -> None:
+    """Neither nodes nor clients may answer, of what was perhaps done, that nothing was."""
+    says = dict.fromkeys(("CANCELLED", "RESCHEDULED", "ALREADY_DELIVERED"), True)
+    says |= dict.fromkeys(("TOO_LATE", "NOT_FOUND"), False)
+    named = {name.partition("_OUTCOME_")[2]: number for name, number in outcomes.items() if number}
+    assert says == {name: number not in _LATE for name, number in named.items()}
+    assert says == {name: name not in _IN_DOUBT for name in named}
 
 
 async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode, str]) -> None:

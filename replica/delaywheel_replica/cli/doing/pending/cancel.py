@@ -101,22 +101,26 @@ def _cancel_one(
     if as_json:
         print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})
     if outcome is not CancelOutcome.CANCELLED:
-        raise CommandFailure(outcome.value, _why_not(outcome, moved_ms))
+        raise CommandFailure(outcome.value, _words(outcome, moved_ms))
     if not as_json:
-        say("CANCELLED: it is never delivered")
+        say(f"CANCELLED: {_words(outcome, moved_ms)}")
 
 
-def _why_not(outcome: CancelOutcome, moved_ms: int | None) -> str:
+def _words(outcome: CancelOutcome, moved_ms: int | None) -> str:
     match outcome:
+        case CancelOutcome.CANCELLED:
+            return "it is never delivered"
         case CancelOutcome.TOO_LATE:
             return "nothing was done: it is about to be delivered, or was"
         case CancelOutcome.ALREADY_DELIVERED:
             return "it is not cancelled: it is in its topic already, or a dead letter"
         case CancelOutcome.NOT_FOUND:
             return "no such message was accepted"
-        case _:
-            due = "another due" if moved_ms is None else iso(moved_ms)
-            return f"it is not cancelled: it was rescheduled to {due}, and has another handle"
+        case CancelOutcome.RESCHEDULED:
+            return (
+                "it is not cancelled: it was rescheduled to "
+                f"{'another due' if moved_ms is None else iso(moved_ms)}, and has another handle"
+            )
 
 
 class _Many:
