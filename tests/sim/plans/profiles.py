@@ -351,7 +351,7 @@ def _own_topic_trouble(stage: Stage) -> list[Action]:
     )
 
 
-def _on_a_link(stage: Stage, kind: str, **arguments: Any) -> list[Action]:
+def _on_a_link(stage: Stage, kind: str, /, **arguments: Any) -> list[Action]:
     if len(stage.nodes) < 2:
         return []
     src, dst = stage.random.sample(stage.nodes, 2)

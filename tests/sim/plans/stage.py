@@ -38,7 +38,7 @@ class Stage:
         """Draws a time, uniformly by its logarithm."""
         return round(least * math.exp(math.log(most / least) * self.random.random()))
 
-    def act(self, kind: str, **arguments: Any) -> list[Action]:
+    def act(self, kind: str, /, **arguments: Any) -> list[Action]:
         """Creates an action at this time."""
         return [Action(self.at_ms, kind, arguments)]
 
