@@ -15,8 +15,8 @@ Each node must be able to read the frames that the other writes; they need not w
 version. So a new format is rolled out node by node: first the release that reads it, then the one
 that writes it (docs/FORMAT.md).
 
-What may differ is what an operator changes node by node (decision 15); wheels have members and W of
-their own, so no promise depends on equal settings.
+What may differ is what an operator changes node by node; wheels have members and W of their own, so
+no promise depends on equal settings.
 """
 
 import time

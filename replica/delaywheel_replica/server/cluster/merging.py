@@ -186,7 +186,8 @@ def slots_joined(
 
     A node's count has each message once, its own or a copy; a node that holds a second
     completely has the greatest count. So nothing is counted twice, and counts are too low only by
-    what no single node holds: frames under way between two of them.
+    what no single node holds: frames under way between two of them. Sums of seconds likewise: to
+    join their seconds, nodes would send each other up to 10,000 of them a page.
     """
     answers = {own.node: own}
     answer = pb.ListSlotsResponse(

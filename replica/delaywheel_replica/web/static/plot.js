@@ -1,4 +1,5 @@
 // A plot of up to the last 15 minutes: lines over time on a canvas, each with its own dashes and colour.
+// uPlot is 145 kB as an ES module, which is all that the views may have together.
 
 import { h } from "./dom.js";
 import { clock, ZONE } from "./times.js";

@@ -15,7 +15,8 @@ from delaywheel.client.exchange.settings import ExchangeSettings
 START_S: Final = 2.0
 """A client that has never reached a node tries this long if no connection can be made at all.
 
-A timeout is the most that a caller waits, as a deadline is for gRPC; see decision 256.
+A timeout is the most that a caller waits, as a deadline is for gRPC. Such a client has most often
+got a wrong address, and hears so soon; the 2 s are for a node that is just coming up.
 """
 
 

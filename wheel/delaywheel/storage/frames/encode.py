@@ -41,7 +41,10 @@ _DUE_BYTES = 2
 _ZEROS = [bytes(count) for count in range(8)]
 
 FRAME_TOPICS: Final = 32
-"""In a group of messages for more topics than this, each frame has at most so many of them."""
+"""In a group of messages for more topics than this, each frame has at most so many of them.
+
+A frame is in one transaction, which takes up to 8 ms for each partition on a busy broker.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

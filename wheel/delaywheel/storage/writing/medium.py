@@ -27,7 +27,8 @@ and is reported to the caller of the sync.
 Only one thread syncs a wheel. With `flush = "group"` it is the store's, before anything counts, and
 a checkpoint only records how far that went; otherwise it is the thread that makes checkpoints.
 Neither ever waits for the other's sync: ``lock`` is held for a lookup, one small write, or a cut,
-never while files are synced.
+never while files are synced. Linux reports a failed write once: if two threads synced the same
+files, one could fail and leave the other with nothing to do, and groups were acknowledged so.
 """
 
 import threading

@@ -19,7 +19,7 @@ of a finished slot     holder that has    held: a slot below the floor no longer
                        a lost frame
 =====================  =================  =====================================================
 
-What is finished is decided by the own floor alone, which no peer raises (decision 27):
+What is finished is decided by the own floor alone, which no peer raises:
 
 | a frame that comes without content | is taken |
 |---|---|
