@@ -18,7 +18,7 @@ on average, and then for a commit: with `LEAST_PAUSE_MS` that is as early as Kaf
 transactions at a cadence of 25 ms, and half of that would cost the leader half as much again
 (decision 68).
 
-A slow Kafka must not be made slower: a new leader begins with one frame a transaction and
+A slow Kafka must not be made slower: a new leader begins with the least cap (`CapLimits`) and
 doubles while its transactions are full and quick. Nor may a transaction outgrow the time that a
 call may last: Kafka's client sends a request for each partition, so messages for very many topics
 cost as much time as partitions.
@@ -26,7 +26,7 @@ cost as much time as partitions.
 =============================================  =================================================
 a commit                                       and then the cap
 =============================================  =================================================
-took `UNSAFE_COMMIT_MS`                        is halved, but never below one frame
+took `UNSAFE_COMMIT_MS`                        is halved, but never below the least
 was full, took longer than it may, and half    is halved likewise
 of it is expected to take three quarters of
 the time or less
@@ -73,7 +73,7 @@ LEAST_BYTES_PER_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class CapLimits:
-    """Bounds of what one transaction may hold: the configured cap, but never less than one frame.
+    """Bounds of what one transaction may hold: the least cap, which is the first, and the most.
 
     `own_batch_bytes` is the most in one batch for a topic of our own.
     """

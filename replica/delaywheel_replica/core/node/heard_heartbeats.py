@@ -13,7 +13,8 @@
 
 A node relays to each other node what that node has not heard for `RELAYING_MS`, and now and then
 everything: a node may be heard although its heartbeats do not arrive
-(core/member/own_heartbeat.py).
+(core/member/own_heartbeat.py). Relaying all each time would cost four times as much to encode and
+read; without relays one broken link hides a node.
 
 So a wrong number that is relayed is forgotten again: no relay can keep the node itself from being
 heard. Only direct messages make a node *heard*; only a direct heartbeat proves its boot, its open

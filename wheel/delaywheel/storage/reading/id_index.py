@@ -35,6 +35,8 @@ reading fails                                    the error; the second is read a
 ===============================================  =================================================
 
 "Nothing is kept" costs each second that is asked about again one more scan, as without an index.
+Ids are kept whole: callers may send some that share a half, and a cancel of another would count.
+Nor are they in a file beside the wheel's: 24 bytes a message, written for all and read for few.
 
 Memory is bounded: the least recently asked for goes first, as do seconds with too many unread
 frames. A second that alone exceeds the bound is read for each question, and only rows that
