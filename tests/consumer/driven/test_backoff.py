@@ -233,3 +233,20 @@ def test_classes_count_for_what_an_exception_was_raised_from(*, causes: bool) ->
     beside = RuntimeError("while that was handled")
     beside.__context__ = OSError("down")
     assert became(beside, retry_on=OSError) is None
+
+
+def test_a_group_counts_as_what_all_of_its_exceptions_are() -> None:
+    both = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("inner", [KeyError()])])
+    found = {"retry": ("1s",), "dead_on": LookupError, "retry_by": {LookupError: ()}}
+    assert outcomes(both, **found) == [1_000, "ATTEMPTS_EXHAUSTED"]
+    assert outcomes(both, retry=("1s",), dead_on=(ValueError, LookupError)) == ["NOT_RETRIABLE"]
+    wrapped = raised_from(RuntimeError("charging"), ExceptionGroup("tasks", [KeyError()]))
+    assert outcomes(wrapped, retry=("1s",), dead_on=LookupError) == ["NOT_RETRIABLE"]
+    of_one = ExceptionGroup("tasks", [raised_from(RuntimeError("charging"), KeyError())])
+    assert outcomes(of_one, retry=("1s",), dead_on=LookupError) == ["NOT_RETRIABLE"]
+    assert outcomes(of_one, retry=("1s",), retry_by={KeyError: ()}) == ["ATTEMPTS_EXHAUSTED"]
+    with pytest.raises(ExceptionGroup, match="tasks"):
+        outcomes(both, retry=("1s",), retry_on=LookupError)
+    alone = of_one.exceptions[0]
+    alone.__cause__ = of_one  # as of `raise group.exceptions[0] from group`
+    assert outcomes(alone, retry=("1s",), dead_on=LookupError) == [1_000, "ATTEMPTS_EXHAUSTED"]

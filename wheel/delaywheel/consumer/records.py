@@ -13,7 +13,7 @@ count from the retry instead of from the record's own timestamp. These travel as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import lt
@@ -328,6 +328,26 @@ def causes(error: BaseException, *, explicit: bool = False) -> Iterator[BaseExce
         seen.add(id(left))
         hides = explicit or left.__suppress_context__
         left = left.__cause__ or (None if hides else left.__context__)
+
+
+def is_of(
+    error: BaseException,
+    classes: type[BaseException] | tuple[type[BaseException], ...],
+    chain: Callable[[BaseException], Iterable[BaseException]],
+    within: tuple[BaseException, ...] = (),
+) -> bool:
+    """Whether an exception is of these classes; of a group: whether all of its exceptions are.
+
+    Of each of these what `chain` yields counts, too; `within` are the groups that it is in.
+    """
+    if isinstance(error, classes):
+        return True
+    if not isinstance(error, BaseExceptionGroup) or error in within:
+        return False
+    return all(
+        any(is_of(one, classes, chain, (*within, error)) for one in chain(each))
+        for each in error.exceptions
+    )
 
 
 def encode_error(text: str) -> bytes:

@@ -45,7 +45,7 @@ What topics take may be changed at any time. So nothing is lost by what was know
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
 from zlib import crc32
@@ -67,6 +67,7 @@ from delaywheel.consumer.records import (
     causes,
     dead_letter,
     error_text,
+    is_of,
     kept,
     retry_record,
     shortened,
@@ -182,9 +183,11 @@ class Policy:
 
     def _is_of(self, error: Exception, classes: tuple[type[Exception], ...]) -> bool:
         """Whether an exception, or one that it was raised from, is of these classes."""
-        if isinstance(error, classes) or not self._settings.causes:
-            return isinstance(error, classes)
-        return any(isinstance(one, classes) for one in causes(error, explicit=True))
+
+        def chain(error: BaseException) -> Iterable[BaseException]:
+            return causes(error, explicit=True) if self._settings.causes else (error,)
+
+        return any(is_of(one, classes, chain) for one in chain(error))
 
     def failed(self, message: ReceivedMessage, error: Exception, now_ms: int) -> Settlement | None:
         """Returns the settlement by a handler's exception; None if that must be raised."""
@@ -246,7 +249,7 @@ class Policy:
     def _delays(self, error: Failure) -> Delays:
         for one in causes(error) if isinstance(error, BaseException) else ():
             for kind, delays in self._settings.retry_by:
-                if isinstance(one, kind):
+                if is_of(one, kind, causes):
                     return delays
         return self._settings.retry
 
