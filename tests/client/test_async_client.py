@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -266,15 +267,54 @@ def test_a_loop_that_ends_cancels_all_tasks_and_closing_sends_all_the_same(
     assert len(service.accepted) == 1
 
 
-def test_a_queue_belongs_to_one_loop() -> None:
+def test_a_client_belongs_to_one_loop() -> None:
     async def send(client: AsyncClient) -> None:
         await client.produce_async("t", b"", delay=SOON)
 
     with FakeService() as service:
         client = AsyncClient(service.address)
         asyncio.run(send(client))
-        with pytest.raises(RuntimeError, match="another event loop than before"):
-            asyncio.run(send(client))
+        for use in (send(client), client.flush(), client.close()):
+            with pytest.raises(RuntimeError, match="another event loop than before"):
+                asyncio.run(use)
+
+
+async def test_calls_that_begin_at_once_ask_once_whether_a_node_listens() -> None:
+    with FakeService() as service:
+        async with AsyncClient(service.address) as client:
+            await asyncio.gather(*(client.produce("t", b"", delay=SOON) for _ in range(100)))
+        assert len(service.accepted) == 100
+        assert service.describes <= 2  # one of them to learn of other nodes
+
+
+async def test_who_asks_whether_a_node_listens_may_be_cancelled_and_the_others_go_on() -> None:
+    asked, go_on = Event(), Event()
+
+    def describe(service: FakeService, *_: object) -> pb.DescribeClusterResponse:
+        if service.describes == 2:  # the one is of nobody's call
+            asked.set()
+        go_on.wait(20)
+        return pb.DescribeClusterResponse(limits=service.limits)
+
+    with FakeService() as service:
+        service.describe = describe
+        async with AsyncClient(service.address) as client, asyncio.timeout(20):
+            calls = [asyncio.create_task(client.produce("t", b"", delay=SOON)) for _ in range(3)]
+            assert await asyncio.to_thread(asked.wait, 20)
+            calls[0].cancel()
+            go_on.set()
+            assert len(await asyncio.gather(*calls[1:])) == 2
+
+
+async def test_a_closed_client_has_no_threads() -> None:
+    with FakeService() as service:
+        async with AsyncClient(service.address) as client:
+            await client.produce("t", b"", delay=SOON)
+        await client.close()
+    own = [one for one in threading.enumerate() if one.name.startswith("delaywheel-aside")]
+    for one in own:
+        await asyncio.to_thread(one.join, 5)
+    assert not any(one.is_alive() for one in own)
 
 
 async def test_a_result_does_not_block_the_loop_that_sends_it() -> None:

@@ -23,7 +23,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.exchange.route import Attempts, NextAttempt
 from delaywheel.client.exchange.settings import ExchangeSettings
-from delaywheel.client.transport.port import Line, Method, Transport
+from delaywheel.client.transport.port import Asked, Line, Method, Transport
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -31,6 +31,8 @@ from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
+
+_LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _describe(
@@ -155,15 +157,33 @@ class Calls:
         """Returns why nothing can be sent; None if something listens. Called before a first answer.
 
         A failed attempt on such a line would have to count as perhaps accepted. The answer also
-        names the other nodes: they are asked at once, in case this one hangs later.
+        names the other nodes: they are asked at once, in case this one hangs later. One asks for
+        all who would send meanwhile.
         """
-        request, started_s = pb.DescribeClusterRequest(), monotonic()
-        answer = await self._call(address, line, _describe, request, timeout_s)
-        if isinstance(answer, AttemptFailure):
-            return answer.before_sending() if answer.unanswered else None
-        await self._learn(address, Description.of(answer, monotonic()), started_s)
-        await self._look_around(but=None)
-        return None
+        mine, until_s = Asked(self._transport.news()), monotonic() + timeout_s
+        while True:
+            with self._lock:
+                asked = line.asked = line.asked or mine
+            asked_s = monotonic()
+            if asked is mine:
+                break
+            await asked.news.wait(until_s - asked_s)
+            is_late = asked.unsent is not None and asked.unsent.code is _LATE
+            if not is_late or monotonic() >= until_s:  # who asked may have had less time
+                return asked.unsent
+        try:
+            request = pb.DescribeClusterRequest()
+            answer = await self._call(address, line, _describe, request, until_s - asked_s)
+            if isinstance(answer, AttemptFailure):
+                mine.unsent = answer.before_sending() if answer.unanswered else None
+            else:
+                mine.unsent, line.answers = None, True
+                await self._learn(address, Description.of(answer, monotonic()), asked_s)
+                await self._look_around(but=None)
+        finally:
+            line.asked = None
+            mine.news.tell()
+        return mine.unsent
 
     async def _call(
         self,

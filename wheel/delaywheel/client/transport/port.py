@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -28,12 +29,17 @@ Method: TypeAlias = Callable[[DelayWheelStub], "grpc.UnaryUnaryMultiCallable[Req
 
 
 class Line(ABC):
-    """A channel to one address, its number of calls, and whether the last one was answered."""
+    """A channel to one address, its number of calls, and whether the last one was answered.
+
+    Attributes:
+        asked: The question under way whether something listens there; None: there is none.
+    """
 
     def __init__(self, credentials: Credentials) -> None:
         self.edition: Final = credentials.edition
         self.calls = 0
         self.answers = False
+        self.asked: Asked | None = None
 
     @abstractmethod
     async def call(
@@ -64,6 +70,19 @@ class News(Protocol):
 
     async def wait(self, most_s: float) -> None:
         """Waits until it is told, for so long at most."""
+
+
+_NO_ANSWER: Final = AttemptFailure(
+    grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time", unsent=True
+)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A question for all who would send meanwhile: why nothing can be sent; None: something can."""
+
+    news: News
+    unsent: AttemptFailure | None = _NO_ANSWER
 
 
 class Transport(Protocol):
