@@ -346,6 +346,19 @@ def test_a_call_that_is_interrupted_leaves_nobody_behind(steps: Steps) -> None:
     assert steps.is_empty()
 
 
+@of((True, 32))
+def test_who_is_interrupted_while_it_takes_a_call_leaves_nobody_behind(steps: Steps) -> None:
+    first, second = steps.ask("first"), steps.ask("second")
+    steps.calls[0].answer_all()
+    with patch.object(
+        steps.changes, "_tell_first", side_effect=[None, KeyboardInterrupt, None, None]
+    ):
+        steps.run(0.02)
+    assert first.result == "first"
+    assert isinstance(second.result, KeyboardInterrupt)
+    assert steps.is_empty()
+
+
 def test_who_is_interrupted_while_it_begins_is_not_waited_for(steps: Steps) -> None:
     """As the first of those gathered nobody would send it, or anything behind it."""
     first = steps.ask("first")

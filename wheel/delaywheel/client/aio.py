@@ -308,6 +308,7 @@ class AsyncClient:
         self._closed = True
         if not self._fork_guard.is_same_process():
             return
+        self._check_loop()
         await self._sender.close()
         await self._sender.flush(self._deadline_s(timeout))
         await self._calls.stop()

@@ -241,7 +241,6 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
         for number, one in enumerate(batch):
             one.call = doubts, number
         self._under_way += 1
-        self._tell_first()
         return batch
 
     def _leave(self, mine: _WaitingChange[NamedT, AnswerT]) -> TimedOutError:
@@ -284,6 +283,8 @@ class GatheredChanges(Generic[NamedT, AnswerT]):
                 one.news.tell()
 
         try:
+            with self._lock:
+                self._tell_first()
             await self._call([one.message for one in batch], deadline_s, take, doubts)
         except BaseException as error:  # an interrupt, its task was cancelled, or a defect
             why = f"the call that named it ended with {error!r}"

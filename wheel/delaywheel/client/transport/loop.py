@@ -27,8 +27,7 @@ class LoopTransport:
     def __init__(self) -> None:
         self._asking: Final[set[asyncio.Task[None]]] = set()
         self._begun: Final[set[asyncio.Task[None]]] = set()
-        # The loop's own threads may all be busy with what the program has for them.
-        self._threads: Final = ThreadPoolExecutor(4, "delaywheel-aside")
+        self._aside: Final = asyncio.Semaphore(4)
 
     def open(self, address: str, credentials: Credentials) -> Line:
         return _LoopLine(address, credentials, self._asking)
@@ -37,7 +36,13 @@ class LoopTransport:
         return LoopNews()
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        # The loop's own threads may all be busy with what the program has for them.
+        thread = ThreadPoolExecutor(1, "delaywheel-aside")
+        try:
+            async with self._aside:
+                return await asyncio.get_running_loop().run_in_executor(thread, work)
+        finally:
+            thread.shutdown(wait=False)
 
     async def begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="delaywheel-call")
