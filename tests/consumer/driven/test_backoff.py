@@ -237,8 +237,8 @@ def test_classes_count_for_what_an_exception_was_raised_from(*, causes: bool) ->
 
 def test_a_group_counts_as_what_all_of_its_exceptions_are() -> None:
     both = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("inner", [KeyError()])])
-    found = {"retry": ("1s",), "dead_on": LookupError, "retry_by": {LookupError: ()}}
-    assert outcomes(both, **found) == [1_000, "ATTEMPTS_EXHAUSTED"]
+    found = outcomes(both, retry=("1s",), dead_on=LookupError, retry_by={LookupError: ()})
+    assert found == [1_000, "ATTEMPTS_EXHAUSTED"]
     assert outcomes(both, retry=("1s",), dead_on=(ValueError, LookupError)) == ["NOT_RETRIABLE"]
     wrapped = raised_from(RuntimeError("charging"), ExceptionGroup("tasks", [KeyError()]))
     assert outcomes(wrapped, retry=("1s",), dead_on=LookupError) == ["NOT_RETRIABLE"]

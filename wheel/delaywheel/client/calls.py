@@ -23,7 +23,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.exchange.route import Attempts, NextAttempt
 from delaywheel.client.exchange.settings import ExchangeSettings
-from delaywheel.client.transport.port import Asked, Line, Method, Transport
+from delaywheel.client.transport.port import FirstQuestion, Line, Method, Transport
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -160,7 +160,7 @@ class Calls:
         names the other nodes: they are asked at once, in case this one hangs later. One asks for
         all who would send meanwhile.
         """
-        mine, until_s = Asked(self._transport.news()), monotonic() + timeout_s
+        mine, until_s = FirstQuestion(self._transport.news()), monotonic() + timeout_s
         while True:
             with self._lock:
                 asked = line.asked = line.asked or mine

@@ -39,7 +39,7 @@ class Line(ABC):
         self.edition: Final = credentials.edition
         self.calls = 0
         self.answers = False
-        self.asked: Asked | None = None
+        self.asked: FirstQuestion | None = None
 
     @abstractmethod
     async def call(
@@ -78,7 +78,7 @@ _NO_ANSWER: Final = AttemptFailure(
 
 
 @dataclass(slots=True)
-class Asked:
+class FirstQuestion:
     """A question for all who would send meanwhile: why nothing can be sent; None: something can."""
 
     news: News
