@@ -237,3 +237,18 @@ async def test_who_invents_names_leaves_room_for_those_of_others(
     assert asked.names[-1] == "of-another"
     assert await asking == set(invented[most:])
     assert await known.find_out(["later"], "stranger") == set(), "those are settled"
+
+
+async def test_who_leaves_keeps_no_room_for_what_is_never_answered(
+    known: KnownTopics, asked: Asked
+) -> None:
+    names = [f"no-{number}" for number in range(topics_module.ASKED_AT_MOST // 2)]
+    leaving = asyncio.create_task(known.find_out(names, "stranger"))
+    staying = asyncio.create_task(known.find_out(names[:1], "another"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    again = asyncio.create_task(known.find_out([names[0], "later"], "stranger"))
+    await asyncio.sleep(0)
+    assert asked.names[len(names) :] == ["later"], "somebody waits for the first"
+    assert [await staying, await again] == [set(), set()]

@@ -134,7 +134,12 @@ class KnownTopics:
             if question is not None:
                 waiting[name] = question
         if waiting:
-            await self._wait(set(waiting))
+            try:
+                await self._wait(set(waiting))
+            except asyncio.CancelledError:  # the caller has left; the cleaner may never answer
+                awaited = set[str]().union(*self._waiting.values())
+                self._settle([name for name in waiting if name not in awaited])
+                raise
         # Other callers that wait for these get no answer either; the next caller asks again.
         unanswered = [name for name, asked in waiting.items() if self._asked.get(name) is asked]
         self._is_in_doubt |= bool(unanswered)
