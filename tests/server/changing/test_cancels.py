@@ -172,7 +172,7 @@ class Site:
         )
         running = asyncio.create_task(groups.run())
         try:
-            passed_on = PassedChanges(CallsToNodes(view).cancel, Reason.CANCEL_UNKNOWN, apart_s=0)
+            passed_on = PassedChanges(CallsToNodes(view).cancel, Reason.CANCEL_UNKNOWN)
             yield Cancels(finder, groups, passed_on)
         finally:
             running.cancel()

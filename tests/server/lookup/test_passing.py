@@ -27,10 +27,11 @@ from delaywheel_replica.peers.states import (
     PeerState,
 )
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY, CallContext
+from delaywheel_replica.server.changing import passed_on as passing_module
 from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.passed_on import _LATE, PassedChanges
+from delaywheel_replica.server.changing.passed_on import LATE, PassedChanges
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import PASSED, CallsToNodes, OtherNode, Silent
@@ -164,11 +165,16 @@ def view_of(
     return node_view(lambda: status, peers=lambda: {"n2": state})
 
 
-def cancels_of(view: NodeView, other_nodes: CallsToNodes, apart_s: float = 0) -> Cancels:
+@pytest.fixture(autouse=True)
+def _nothing_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passing_module, "APART_S", 0)
+
+
+def cancels_of(view: NodeView, other_nodes: CallsToNodes) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
     queries, places = object.__new__(Queries), object.__new__(AskedPlaces)
     finder = MessageFinder(view, queries, other_nodes, places, 0)
-    passed_on = PassedChanges(other_nodes.cancel, Reason.CANCEL_UNKNOWN, apart_s=apart_s)
+    passed_on = PassedChanges(other_nodes.cancel, Reason.CANCEL_UNKNOWN)
     return Cancels(finder, object.__new__(CancelGroups), passed_on)
 
 
@@ -212,18 +218,19 @@ def cancel_of(number: int) -> pb.CancelRequest:
     return pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{number:032x}:orders")])
 
 
-def _passing(send: Any, apart_s: float = 0) -> PassedChanges[pb.MessageRef, pb.MessageCancelled]:
-    return PassedChanges(send, Reason.CANCEL_UNKNOWN, apart_s=apart_s)
+def _passing(send: Any) -> PassedChanges[pb.MessageRef, pb.MessageCancelled]:
+    return PassedChanges(send, Reason.CANCEL_UNKNOWN)
 
 
 async def test_cancels_of_many_callers_are_passed_on_together(
-    leader: tuple[LeadersNode, str],
+    leader: tuple[LeadersNode, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that come while a call is under way gather, and not until it ends."""
+    monkeypatch.setattr(passing_module, "APART_S", 1)
     node, address = leader
     node.goes_on.clear()
     other_nodes = CallsToNodes(view_of(address))
-    cancels = cancels_of(view_of(address), other_nodes, apart_s=1)
+    cancels = cancels_of(view_of(address), other_nodes)
 
     def begin(number: int) -> asyncio.Task[pb.CancelResponse]:
         return asyncio.create_task(cancels.cancel(cancel_of(number), CallContext(ANYBODY, "", 20)))
@@ -247,7 +254,8 @@ async def test_calls_begin_apart_or_as_soon_as_one_is_worth_it(
 
     Once none is under way, what has gathered waits no longer.
     """
-    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.WORTH_A_CALL", 4)
+    monkeypatch.setattr(passing_module, "WORTH_A_CALL", 4)
+    monkeypatch.setattr(passing_module, "APART_S", 3_600)
     begun, end = list[int](), asyncio.Event()
 
     async def send(_: str, messages: Sequence[pb.MessageRef], *_more: object) -> object:
@@ -255,7 +263,7 @@ async def test_calls_begin_apart_or_as_soon_as_one_is_worth_it(
         await end.wait()
         return [pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)] * len(messages)
 
-    passed_on = _passing(send, apart_s=3_600)
+    passed_on = _passing(send)
 
     async def begin(messages: int) -> asyncio.Task[Any]:
         named = [REQUEST.messages[0]] * messages
@@ -451,13 +459,14 @@ async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_knows_nothi
     assert (result.reason, asked) == (told, [1, 1])
 
 
-@pytest.mark.parametrize("outcomes", [pb.CancelOutcome, pb.RescheduleOutcome])
-def test_what_says_nothing_of_earlier_attempts_is_no_outcome_in_doubt(outcomes: Any) -> None:
+@pytest.mark.parametrize("result", LATE)
+def test_what_says_nothing_of_earlier_attempts_is_no_outcome_in_doubt(result: Any) -> None:
     """Neither nodes nor clients may answer, of what was perhaps done, that nothing was."""
     says = dict.fromkeys(("CANCELLED", "RESCHEDULED", "ALREADY_DELIVERED"), True)
     says |= dict.fromkeys(("TOO_LATE", "NOT_FOUND"), False)
-    named = {name.partition("_OUTCOME_")[2]: number for name, number in outcomes.items() if number}
-    assert says == {name: number not in _LATE for name, number in named.items()}
+    outcomes = result.DESCRIPTOR.fields_by_name["outcome"].enum_type.values
+    named = {each.name.partition("_OUTCOME_")[2]: each.number for each in outcomes if each.number}
+    assert says == {name: number not in LATE[result] for name, number in named.items()}
     assert says == {name: name not in _IN_DOUBT for name in named}
 
 
@@ -465,7 +474,7 @@ async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode,
     """What is not decided is asked for again; how that node is, says nothing of this one."""
     node, address = leader
     other_nodes = CallsToNodes(view_of(address))
-    passed_on = PassedChanges(other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN, apart_s=0)
+    passed_on = PassedChanges(other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN)
     dues = [
         pb.NewDue(message=cancel_of(number).messages[0], deliver_at_ms=number) for number in (1, 2)
     ]

@@ -71,7 +71,7 @@ from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
 
 KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
@@ -213,7 +213,7 @@ class CancelGroups:
                 await self._finder.read_ahead(unread[begin : begin + UNREAD_AT_ONCE], sharer)
             self._ask_for(some, call, sharer, asked)
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
-            refusal = defect(error)
+            refusal = refusal_of(error)
             for row in some:
                 call.settle(row, refusal)
 
@@ -345,7 +345,7 @@ class CancelGroups:
                 try:
                     await self._look_up(batch)
                 except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
-                    refusal = defect(error)
+                    refusal = refusal_of(error)
                     for pending in batch:
                         self._refuse(pending, refusal)
                 await self._until_worth_a_batch(begun_s + BATCHES_APART_S)
@@ -464,10 +464,8 @@ class CancelGroups:
         begun_ms = monotonic_ms()
         try:
             written = await self._writing.submit(columns, Kind.CANCELS)
-        except RequestRefusedError as error:
-            return error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
-            return defect(error)
+            return refusal_of(error)
         self._spent("written", len(columns), begun_ms)
         return written
 
@@ -515,7 +513,7 @@ class CancelGroups:
             try:
                 await self._decide()
             except Exception as error:  # noqa: BLE001 - those that wait are looked at again
-                defect(error)
+                refusal_of(error)
             self._settle_old()
 
     def _settle_old(self) -> None:

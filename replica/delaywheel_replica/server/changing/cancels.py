@@ -41,9 +41,6 @@ _OUTCOMES: Final = {
     CancelDecision.NOT_FOUND: pb.CANCEL_OUTCOME_NOT_FOUND,
     CancelDecision.RESCHEDULED: pb.CANCEL_OUTCOME_RESCHEDULED,
 }
-_RESULTS: Final = {
-    decision: pb.MessageCancelled(outcome=outcome) for decision, outcome in _OUTCOMES.items()
-}
 
 _Answered = Answered | pb.MessageCancelled | None
 """What became of a message, here or on the leader's node; None: that is not known yet."""
@@ -111,8 +108,6 @@ def _result(answered: _Answered) -> pb.MessageCancelled:
         return pb.MessageCancelled(error=answered.as_error())
     if isinstance(answered, pb.MessageCancelled):
         return answered
-    if answered.moved_ms is None:
-        return _RESULTS[answered.decision]
     return pb.MessageCancelled(outcome=_OUTCOMES[answered.decision], due_ms=answered.moved_ms)
 
 

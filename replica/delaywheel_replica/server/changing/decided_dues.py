@@ -42,7 +42,7 @@ from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import NodeView
-from delaywheel_replica.server.node.refusals import RequestRefusedError, defect
+from delaywheel_replica.server.node.refusals import RequestRefusedError, refusal_of
 
 COPIES_BYTES: Final = 4 << 20
 """The copies of a batch hold at most this much together, unless there is only one."""
@@ -129,7 +129,7 @@ class DecidedDues:
                 try:
                     examined = await self._copy(batch)
                 except Exception as error:  # noqa: BLE001 - it is named, and tried again
-                    defect(error)
+                    refusal_of(error)
                     break
                 tried.update(examined)
                 copied = {
@@ -248,7 +248,7 @@ class DecidedDues:
                     )
                     self._report(written)
         except Exception as error:  # noqa: BLE001 - it is named, and tried again
-            defect(error)
+            refusal_of(error)
         finally:
             self._cancelling.difference_update(copied)
 

@@ -28,7 +28,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.halves import longest_left_ms
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.rights import Right
-from delaywheel_replica.server.access.callers import CallContext, Caller
+from delaywheel_replica.server.access.callers import CallContext
 from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.changing.id_checks import AGAIN_S, CANCEL_WAIT_S
 from delaywheel_replica.server.changing.pending import DecisionBasis
@@ -89,15 +89,12 @@ class HalfCommits:
         refusal = self._refusal()
         if refusal is not None:
             raise RequestRefusedError.of(refusal)
-        named = parsed(request.halves, named_by)
-        results: list[pb.HalfCommitted | None] = [None] * len(named)
-        for row, refused in _refused(named, call.caller).items():
-            results[row] = pb.HalfCommitted(error=refused.as_error())
-        keys = {
-            row: each.key
-            for row, each in enumerate(named)
-            if results[row] is None and isinstance(each, Reference)
-        }
+        named = judged(call.caller, parsed(request.halves, named_by), Right.PRODUCE)
+        keys = {row: each.key for row, each in enumerate(named) if isinstance(each, Reference)}
+        results = [
+            pb.HalfCommitted(error=each.as_error()) if isinstance(each, Refusal) else None
+            for each in named
+        ]
         rows: dict[str, list[int]] = {}
         for row in keys:
             node = (
@@ -195,15 +192,6 @@ class HalfCommits:
         failed = await self._writing.write(keys, now_ms) if keys else {}
         for row in keys:
             results[row] = _result_of(failed.get(row))
-
-
-def _refused(named: Sequence[Reference | Refusal], caller: Caller) -> dict[int, Refusal]:
-    """Returns the rows that are refused before anything is written."""
-    return {
-        row: each
-        for row, each in enumerate(judged(caller, named, Right.PRODUCE))
-        if isinstance(each, Refusal)
-    }
 
 
 def _result_of(refusal: Refusal | None) -> pb.HalfCommitted:

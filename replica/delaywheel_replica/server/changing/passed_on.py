@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Generic, TypeAlias, TypeVar
@@ -25,7 +25,7 @@ from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, AwaitedCall
 from delaywheel_replica.server.node.calls_to_nodes import refusal_of_a_change
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
 
 CALLS_AT_MOST: Final = 32
 APART_S: Final = 0.01
@@ -38,14 +38,10 @@ KEPT_AT_MOST: Final = 32_768
 QUEUED_S: Final = 1.0
 """Nothing is queued behind what waits for so long: the leader's node has too much to do."""
 
-_LATE: Final = frozenset(
-    {
-        pb.CANCEL_OUTCOME_TOO_LATE,
-        pb.CANCEL_OUTCOME_NOT_FOUND,
-        pb.RESCHEDULE_OUTCOME_TOO_LATE,
-        pb.RESCHEDULE_OUTCOME_NOT_FOUND,
-    }
-)
+LATE: Final[Mapping[type, Collection[int]]] = {
+    pb.MessageCancelled: {pb.CANCEL_OUTCOME_TOO_LATE, pb.CANCEL_OUTCOME_NOT_FOUND},
+    pb.MessageRescheduled: {pb.RESCHEDULE_OUTCOME_TOO_LATE, pb.RESCHEDULE_OUTCOME_NOT_FOUND},
+}
 """These say nothing of what was written before."""
 
 NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue)
@@ -119,24 +115,16 @@ class _AddressQueue(Generic[NamedT, ResultT]):
 class PassedChanges(Generic[NamedT, ResultT]):
     """Passes cancels, or reschedules, on. For the event loop's thread."""
 
-    def __init__(
-        self,
-        send: SendChanges[NamedT, ResultT],
-        unknown: Reason,
-        *,
-        apart_s: float = APART_S,
-    ) -> None:
+    def __init__(self, send: SendChanges[NamedT, ResultT], unknown: Reason) -> None:
         """Prepares.
 
         Args:
             send: Makes one call at an address, which is answered as a whole within the time given;
                 without one in part, soon after some messages are decided. It tells sharers apart.
             unknown: The reason if nothing is known of a message that was sent.
-            apart_s: How far apart calls begin, for each that is under way.
         """
         self._send_all = send
         self._unknown = unknown
-        self._apart_s = apart_s
         self._queues: dict[str, _AddressQueue[NamedT, ResultT]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -217,7 +205,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
 
     def _pump(self, queue: _AddressQueue[NamedT, ResultT]) -> None:
         while queue.messages and queue.calls < CALLS_AT_MOST:
-            wait_s = queue.begun_s + queue.calls * self._apart_s - time.monotonic()
+            wait_s = queue.begun_s + queue.calls * APART_S - time.monotonic()
             if wait_s > 0 and queue.messages < WORTH_A_CALL:
                 if queue.timer is None:
                     loop = asyncio.get_running_loop()
@@ -254,10 +242,8 @@ class PassedChanges(Generic[NamedT, ResultT]):
                 None,
                 [one.sharer for one in group],
             )
-        except RequestRefusedError as error:
-            refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
-            refusal = defect(error)
+            refusal = refusal_of(error)
         finally:
             queue.calls -= 1
         if len(results) == len(group):
@@ -298,6 +284,6 @@ class PassedChanges(Generic[NamedT, ResultT]):
         """Returns what became of a message; None: it is being decided."""
         if result.HasField("error"):
             return self._refused(one, refusal_of_a_change(result.error, self._unknown))
-        if one.is_doubtful and result.outcome in _LATE:
+        if one.is_doubtful and result.outcome in LATE[type(result)]:
             return self._in_doubt("it is too late, or not found")
         return result if result.outcome else None

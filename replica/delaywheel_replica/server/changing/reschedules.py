@@ -63,7 +63,7 @@ from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import handle_of
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
 
 QUEUED_AT_MOST: Final = 4_096
 """Those of one sharer take some eight seconds."""
@@ -293,10 +293,8 @@ class Reschedules:
                 answered = await self._reschedule(attempt)
                 name = pb.RescheduleOutcome.Name(answered.outcome)
                 outcome.append(name.removeprefix("RESCHEDULE_OUTCOME_"))
-        except RequestRefusedError as error:
-            answered = error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
-            answered = defect(error)
+            answered = refusal_of(error)
         finally:
             del self._attempts[attempt.wanted]
             self._under_way.pop(attempt, None)
@@ -515,11 +513,9 @@ def _over(attempt: _Attempt | None) -> Refusal:
     return Refusal(Reason.RESCHEDULE_UNKNOWN if goes_on else Reason.RESCHEDULES_BUSY)
 
 
-def _result(answered: _Answered | Decided | None) -> pb.MessageRescheduled:
+def _result(answered: _Answered | None) -> pb.MessageRescheduled:
     if answered is None:
         return pb.MessageRescheduled()
-    if isinstance(answered, Decided):
-        return pb.MessageRescheduled(outcome=_OUTCOMES[answered.decision])
     if isinstance(answered, Refusal):
         return pb.MessageRescheduled(error=answered.as_error())
     return answered

@@ -34,7 +34,7 @@ from delaywheel_replica.server.node.refusals import (
     Refusal,
     RequestRefusedError,
     abort,
-    defect,
+    refusal_of,
 )
 
 # Queries name a second, or up to 1,000 messages: no such request is longer.
@@ -220,7 +220,7 @@ class GrpcHandlers:
                     except (grpc.aio.AbortError, grpc.aio.InternalError):
                         raise
                     except Exception as error:  # noqa: BLE001 - a defect of ours is named, too
-                        refusal = _refusal_of(error)
+                        refusal = refusal_of(error)
                     else:
                         return
                 if refusal.reason in OF_ACCESS:
@@ -337,8 +337,3 @@ def _parsed(request_class: type[Message], content: bytes) -> Message:
     except DecodeError as error:
         name = request_class.DESCRIPTOR.name
         raise RequestRefusedError(Reason.REQUEST_MALFORMED, f"It is not a valid {name}") from error
-
-
-def _refusal_of(error: Exception) -> Refusal:
-    """Returns the refusal for the exception that is being handled."""
-    return error.refusal if isinstance(error, RequestRefusedError) else defect(error)

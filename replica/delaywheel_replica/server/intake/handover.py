@@ -45,7 +45,7 @@ from delaywheel_replica.server.commit.own_halves import CommitWriting, halves_am
 from delaywheel_replica.server.intake.producing import IntakeStages
 from delaywheel_replica.server.node.naming import key_of
 from delaywheel_replica.server.node.node_view import wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
 
 _CALLER: Final = CallOrigin("ingress")
 # The cleaner hands a refused batch over again: answer only after conditions may have changed.
@@ -126,9 +126,8 @@ class HandoverServer:
             writer.transport.abort()
             return
         except Exception as error:  # noqa: BLE001 - as in calls.py
-            refusal = error.refusal if isinstance(error, RequestRefusedError) else defect(error)
             await asyncio.sleep(_REFUSED_S)
-            answers = [_answer_of_all(refusal)] * head.records
+            answers = [_answer_of_all(refusal_of(error))] * head.records
         self._stages.counts.handed.update(answers)
         writer.write(encode_answers(head.number, answers))
 

@@ -46,7 +46,7 @@ from delaywheel_replica.server.intake.validate import (
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import handle_of, key_of
 from delaywheel_replica.server.node.node_view import wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
 from delaywheel_replica.server.node.turns import Turns
 
 # How many requests of one stream may wait for their answers at the same time.
@@ -330,10 +330,8 @@ class Producing:
         del request
         try:
             return await producing
-        except RequestRefusedError as error:
-            refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - as in calls.py
-            refusal = defect(error)
+            refusal = refusal_of(error)
         self._stages.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
         content = pb.DelayProduceResponse(error=refusal.as_error()).SerializeToString()
         return Answer(content, self._stages.admission.hold_answer(origin, len(content)))

@@ -102,8 +102,10 @@ class RequestRefusedError(Exception):
         return error
 
 
-def defect(error: Exception) -> Refusal:
-    """Returns the refusal for a defect being handled; logs its traceback."""
+def refusal_of(error: Exception) -> Refusal:
+    """Returns what an exception being handled refuses; of a defect the traceback is logged."""
+    if isinstance(error, RequestRefusedError):
+        return error.refusal
     limited().exception("call failed")
     return Refusal(Reason.INTERNAL, type(error).__name__)
 
