@@ -25,11 +25,11 @@ from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.lookup.filters import wanted_of
-from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
+from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES, page_size_of
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
-from delaywheel_replica.server.lookup.search import Search, page_size_of
+from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import RequestRefusedError

@@ -18,14 +18,17 @@ DELIVERED, DEAD, DONE, PENDING, CANCELLED = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaywheel_replica.server.lookup.places.ANSWER_WAIT_S", 0.1)
+
+
 class Cleaner:
     """Receives questions, and answers them as the test says."""
 
     def __init__(self, found: PlaceFound | None) -> None:
         self.asked: list[AskPlace] = []
-        self.places = AskedPlaces(
-            ask=self._hear, halves_topic="halves", wait_s=0.05 if found is None else 60
-        )
+        self.places = AskedPlaces(ask=self._hear, halves_topic="halves")
         self._found = found
 
     def _hear(self, question: AskPlace) -> bool:

@@ -30,13 +30,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.lookup.batches import in_batches
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.scan import Scanner
-from delaywheel_replica.server.lookup.stored import (
-    is_cancelled,
-    listed_half_state,
-    progress_message,
-    rows_after,
-    stored_message,
-)
+from delaywheel_replica.server.lookup.stored import listed_message, progress_message, rows_after
 
 _EVERY_SEQ = 2**63 - 1
 _FIRST_ROWS: Final = 1_000
@@ -139,14 +133,7 @@ def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.S
         _FIRST_ROWS,
     ):
         for frame, row, key in batch.rows():
-            half = batch.half(frame, row, key)
-            yield stored_message(
-                frame,
-                row,
-                progress,
-                cancelled=is_cancelled(
-                    history, progress, frame, row, batch.named_by(Kind.CANCELS, key)
-                ),
-                with_content=with_content,
-                half=None if half is None else listed_half_state(half, progress, history),
+            cancels, half = batch.named_by(Kind.CANCELS, key), batch.half(frame, row, key)
+            yield listed_message(
+                frame, row, cancels, half, progress, history, with_content=with_content
             )

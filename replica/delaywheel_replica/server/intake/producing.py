@@ -177,7 +177,7 @@ class Producing:
         try:
             batch, wheel = await taking
         except RequestRefusedError as error:
-            stages.counts.refused_request(outline.messages, error.refusal.reason)
+            stages.counts.refused[error.refusal.reason] += outline.messages
             raise
         content = await self._done(
             len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS,

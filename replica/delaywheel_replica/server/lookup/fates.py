@@ -108,11 +108,8 @@ class Fates:
 
     def reason(self, key: MessageKey) -> str | None:
         """Returns why this message is a dead letter; None if it is not known to be one."""
-        for generation in list(self._generations):
-            reason = generation.reasons.get(key)
-            if reason is not None:
-                return reason
-        return None
+        kept = (each.reasons for each in list(self._generations))
+        return next((reasons[key] for reasons in kept if key in reasons), None)
 
     def is_known(
         self, due_ms: int, position: Position, releases: Collection[Position] = ()

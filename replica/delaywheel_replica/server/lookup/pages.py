@@ -25,16 +25,11 @@ from delaywheel_replica.server.lookup.batches import in_batches
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.scan import Scanner
-from delaywheel_replica.server.lookup.stored import (
-    is_cancelled,
-    listed_half_state,
-    rows_after,
-    stored_message,
-)
+from delaywheel_replica.server.lookup.stored import listed_message, rows_after
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
-PAGE_DEFAULT: Final = 100
-PAGE_AT_MOST: Final = 1_000
+_PAGE_DEFAULT: Final = 100
+_PAGE_AT_MOST: Final = 1_000
 PAGE_BYTES: Final = 2 << 20
 """A page that carries contents ends once it has this length."""
 LONGEST_PAGE_BYTES: Final = PAGE_BYTES + (1 << 20)
@@ -46,6 +41,11 @@ _POSITION = re.compile(r"[^/]+/\d{1,18}/\d{1,9}")
 # Each may hold a batch of messages in memory.
 _READINGS: Final = 4
 _OPEN_FOR_S: Final = 30.0
+
+
+def page_size_of(asked: int) -> int:
+    """Returns how many messages a page has at most, by what its caller asks for."""
+    return min(asked or _PAGE_DEFAULT, _PAGE_AT_MOST)
 
 
 def position_of(token: str) -> Position | None:
@@ -89,7 +89,7 @@ class SlotPages:
     ) -> pb.GetSlotResponse:
         """Returns one page, of the wheels up to their limits; refuses PAGE_TOKEN_INVALID."""
         after = position_of(request.page_token)
-        page_size = min(request.page_size or PAGE_DEFAULT, PAGE_AT_MOST)
+        page_size = page_size_of(request.page_size)
         reading = self._reading(request, after, limits, page_size)
         answer = pb.GetSlotResponse()
         length_bytes = 0
@@ -100,14 +100,15 @@ class SlotPages:
                 self._keep((request.slot, answer.next_page_token), reading)
                 break
             answer.messages.append(
-                stored_message(
+                listed_message(
                     frame,
                     row,
+                    cancels,
+                    half,
                     progress,
-                    cancelled=is_cancelled(self._history, progress, frame, row, cancels),
+                    self._history,
                     with_content=request.with_content,
                     fates=self._fates,
-                    half=None if half is None else listed_half_state(half, progress, self._history),
                 )
             )
             if request.with_content:

@@ -7,7 +7,6 @@ beyond that nothing is asked.
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -46,17 +45,10 @@ _ANSWERED: Final[Mapping[str | None, "pb.MessageState.ValueType"]] = {
 class AskedPlaces:
     """Asks the cleaner for places. For the event loop's thread."""
 
-    def __init__(
-        self,
-        *,
-        ask: Callable[[AskPlace], bool],
-        halves_topic: str = "",
-        wait_s: float = ANSWER_WAIT_S,
-    ) -> None:
+    def __init__(self, *, ask: Callable[[AskPlace], bool], halves_topic: str = "") -> None:
         """Begins without requests; groups are asked about half messages in `halves_topic`."""
         self._ask = ask
         self._halves_topic = halves_topic
-        self._wait_s = wait_s
         self._questions = count(1)
         self._asked: dict[int, asyncio.Future[PlaceFound]] = {}
         self._room = SharedRoom(ASKED_AT_MOST)
@@ -65,8 +57,7 @@ class AskedPlaces:
         """Adds the place of a message's record, if any; and what that proves of its state."""
         if message.state not in _IS_DEAD:
             return
-        question = self._question(message, is_dead=_IS_DEAD[message.state])
-        found = await self._look(question, sharer)
+        found = await self._look(message, sharer, is_dead=_IS_DEAD[message.state])
         if found is not None and found.answer in _ANSWERED:
             message.state = _ANSWERED[found.answer]
         if found is None or found.place is None:
@@ -89,7 +80,7 @@ class AskedPlaces:
         COMMITTED if its message is due later; DEAD_LETTERED, with the reason, which is added;
         otherwise DELIVERED.
         """
-        found = await self._look(self._question(message, is_named_by_cancel=True), sharer)
+        found = await self._look(message, sharer, is_named_by_cancel=True)
         if found is None or found.place is None:
             return None
         if found.dead_reason is not None:
@@ -97,42 +88,39 @@ class AskedPlaces:
             return pb.MESSAGE_STATE_DEAD_LETTERED
         return _ENDED.get(found.outcome, pb.MESSAGE_STATE_DELIVERED)
 
-    async def _look(self, asked: AskPlace, sharer: Hashable) -> PlaceFound | None:
-        """Asks the cleaner; None: it gave no answer, or has too much to look for."""
-        number = next(self._questions)
-        # A name may be longer than the link takes.
-        question = replace(asked, question=number, sharer=hash(sharer))
-        with self._room.place(sharer) as has_place:
-            if not has_place or not self._ask(question):
-                return None
-            answer = self._asked[number] = asyncio.get_running_loop().create_future()
-            try:
-                return await asyncio.wait_for(answer, self._wait_s)
-            except TimeoutError:
-                return None
-            finally:
-                del self._asked[number]
-
-    def _question(
+    async def _look(
         self,
         message: pb.StoredMessage,
+        sharer: Hashable,
         *,
         is_dead: bool | None = None,
         is_named_by_cancel: bool = False,
-    ) -> AskPlace:
+    ) -> PlaceFound | None:
+        """Asks the cleaner; None: it gave no answer, or has too much to look for."""
+        number = next(self._questions)
         is_half = any(header.name == HALF_GROUP for header in message.headers)
-        is_asked = message.state == pb.MESSAGE_STATE_ASKED
-        return AskPlace(
-            0,
+        question = AskPlace(
+            number,
             message.id,
             message.due_ms,
             message.topic,
             timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,
             is_dead=is_dead,
             is_named_by_cancel=is_named_by_cancel,
-            is_asked_half=is_asked,
+            is_asked_half=message.state == pb.MESSAGE_STATE_ASKED,
             early_ms=LONGEST_HOLD_MS if is_half else 0,
+            sharer=hash(sharer),  # a name may be longer than the link takes
         )
+        with self._room.place(sharer) as has_place:
+            if not has_place or not self._ask(question):
+                return None
+            answer = self._asked[number] = asyncio.get_running_loop().create_future()
+            try:
+                return await asyncio.wait_for(answer, ANSWER_WAIT_S)
+            except TimeoutError:
+                return None
+            finally:
+                del self._asked[number]
 
     def heard(self, found: PlaceFound) -> None:
         """Takes the cleaner's answer, which may be too late for its caller."""

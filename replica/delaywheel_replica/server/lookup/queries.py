@@ -169,7 +169,8 @@ class Queries:
 
     def is_deleted(self, reference: Reference) -> bool:
         """Whether the second of a message is finished and deleted."""
-        return reference.slot < self._floor()
+        progress = self._view.cleaner.progress
+        return progress is not None and reference.slot < progress.floor
 
     async def _in_turns(
         self,
@@ -199,12 +200,11 @@ class Queries:
         self, references: Sequence[Reference], sharer: Hashable, *, with_frames: bool
     ) -> list[tuple[Found | RequestRefusedError, Frame | None]]:
         """Finds messages; with frames, also reads the frame of each one's first copy."""
-        floor = self._floor()
         # Below the floor rows may still be in an index, but the files are gone: there is nothing
         # that others could hold.
-        above = [reference for reference in references if reference.slot >= floor]
-        if not above:
-            return [(Found(), None) for _ in references]
+        above = [row for row, each in enumerate(references) if not self.is_deleted(each)]
+        answers: list[tuple[Found | RequestRefusedError, Frame | None]]
+        answers = [(Found(), None) for _ in references]
 
         def read(some: Sequence[Reference]) -> tuple[list[tuple[Found, Frame | None]], bool]:
             scope = self._scope()
@@ -225,18 +225,10 @@ class Queries:
             found = [*map(framed, some, find(some))]
             return found, self.knows_all(scope.status)
 
-        results: list[tuple[Found, Frame | None, bool]] = [(Found(), None, False)] * len(above)
-        async for rows, (part, is_all) in self._in_turns(above, sharer, read):
+        named = [references[row] for row in above]
+        async for rows, (part, is_all) in self._in_turns(named, sharer, read):
             for row, (found, frame) in zip(rows, part, strict=True):
-                results[row] = found, frame, is_all
-        of_above = iter(results)
-        answers: list[tuple[Found | RequestRefusedError, Frame | None]] = []
-        for reference in references:
-            if reference.slot < floor:
-                answers.append((Found(), None))
-                continue
-            found, frame, is_all = next(of_above)
-            answers.append((_judged(reference, found, knows_all=is_all), frame))
+                answers[above[row]] = _judged(named[row], found, knows_all=is_all), frame
         return answers
 
     def _frame_of(self, reference: Reference, found: Found) -> Frame | None:
@@ -438,11 +430,6 @@ class Queries:
         if cleaner is None:
             return _Scope(status, limits_of(status))
         return _Scope(status, limits_of(status), cleaner.lost, cleaner.reschedules)
-
-    def _floor(self) -> int:
-        """The slot below which everything is finished and deleted."""
-        progress = self._view.cleaner.progress
-        return 0 if progress is None else progress.floor
 
     def knows_all(self, status: ServerStatus | None = None) -> bool:
         """Whether the node holds all that was acknowledged, by its status when the look began.

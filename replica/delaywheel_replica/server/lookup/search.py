@@ -43,18 +43,10 @@ from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.lookup.batches import Examined, ScannedBatch, in_batches
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.history import ProgressHistory
-from delaywheel_replica.server.lookup.pages import (
-    PAGE_AT_MOST,
-    PAGE_BYTES,
-    PAGE_DEFAULT,
-    position_of,
-)
+from delaywheel_replica.server.lookup.pages import PAGE_BYTES, page_size_of, position_of
 from delaywheel_replica.server.lookup.queries import limits_of
 from delaywheel_replica.server.lookup.references import SLOT_BEYOND
-from delaywheel_replica.server.lookup.scan import (
-    Found,
-    Scanner,
-)
+from delaywheel_replica.server.lookup.scan import Found, Scanner
 from delaywheel_replica.server.lookup.stored import first_row, half_state, stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
@@ -85,11 +77,6 @@ class PageStart:
     def __str__(self) -> str:
         """Returns the place as a page token."""
         return str(self.slot) if self.after is None else f"{self.slot}/{self.after}"
-
-
-def page_size_of(asked: int) -> int:
-    """Returns how many messages a page has at most, by what its caller asks for."""
-    return min(asked or PAGE_DEFAULT, PAGE_AT_MOST)
 
 
 @dataclass(frozen=True, slots=True)

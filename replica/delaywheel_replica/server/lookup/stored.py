@@ -79,17 +79,32 @@ def stored_message(
     return message
 
 
-def is_cancelled(
-    history: ProgressHistory,
-    progress: Progress | None,
+def listed_message(
     frame: Frame,
     row: int,
     cancels: Collection[Position],
-) -> bool:
-    """Whether a message is cancelled, as far as known: one that is done may be delivered."""
-    place = Position(frame.wheel, frame.seq, row)
-    due_ms = int(frame.columns.due_ms[row])
-    return history.is_cancelled(progress, due_ms, [place], cancels) is True
+    half: HalfRows | None,
+    progress: Progress | None,
+    history: ProgressHistory,
+    *,
+    with_content: bool,
+    fates: Fates | None = None,
+) -> pb.StoredMessage:
+    """Builds a message of a list, given where its cancels lie, and what decides it if it is a half.
+
+    No half is said to be delivered; a message that is done is cancelled only if that is known.
+    """
+    state = None if half is None else half_state(half, progress, history)
+    place, due_ms = Position(frame.wheel, frame.seq, row), int(frame.columns.due_ms[row])
+    return stored_message(
+        frame,
+        row,
+        progress,
+        cancelled=history.is_cancelled(progress, due_ms, [place], cancels) is True,
+        with_content=with_content,
+        fates=fates,
+        half=pb.MESSAGE_STATE_DONE if state == pb.MESSAGE_STATE_DELIVERED else state,
+    )
 
 
 def half_state(
@@ -124,14 +139,6 @@ def half_state(
     if cancelled is None or committed is None:
         return pb.MESSAGE_STATE_DONE
     return pb.MESSAGE_STATE_DELIVERED if committed else pb.MESSAGE_STATE_ASKED
-
-
-def listed_half_state(
-    rows: HalfRows, progress: Progress | None, history: ProgressHistory
-) -> "pb.MessageState.ValueType":
-    """Returns the state of a half in a list, where no message is said to be delivered."""
-    state = half_state(rows, progress, history)
-    return pb.MESSAGE_STATE_DONE if state == pb.MESSAGE_STATE_DELIVERED else state
 
 
 def _add_content(message: pb.StoredMessage, frame: Frame, row: int) -> None:

@@ -170,7 +170,3 @@ class NodeCounts:
             self.answer_times.add(took_us)
         for refusal in refusals.values():
             self.refused[refusal.reason] += 1
-
-    def refused_request(self, messages: int, reason: Reason) -> None:
-        """Counts a request of this many messages that was refused as a whole."""
-        self.refused[reason] += messages

@@ -84,27 +84,24 @@ class FreeSpace:
     def look(self, now_ms: int) -> DiskState:
         """Measures the free space; creates the ballast when there is room."""
         with self._lock:
-            return self._look(now_ms)
+            until_ms = self._refused_until_ms
+            has_ballast = self._disk.exists(self._ballast)
+            state, detail = self._judged(has_ballast=has_ballast)
+            if until_ms is not None and now_ms < until_ms:
+                state, detail = DiskState.DISK_OUT, "A write was refused for lack of space"
+            if state is not self.state:
+                _log.warning("disk", state=state.value, detail=detail)
+            self.state, self.detail = state, detail
+            if state is DiskState.ROOM and not has_ballast:
+                with contextlib.suppress(OSError):
+                    self._disk.replace_file(self._ballast, bytes(self._ballast_bytes))
+            return state
 
     def wrote(self, length_bytes: int, now_ms: int) -> None:
         """Counts written bytes; measures again if the state may have changed."""
         self._unlooked_bytes -= length_bytes
         if self._unlooked_bytes < 0:
             self.look(now_ms)
-
-    def _look(self, now_ms: int) -> DiskState:
-        until_ms = self._refused_until_ms
-        has_ballast = self._disk.exists(self._ballast)
-        state, detail = self._judged(has_ballast=has_ballast)
-        if until_ms is not None and now_ms < until_ms:
-            state, detail = DiskState.DISK_OUT, "A write was refused for lack of space"
-        if state is not self.state:
-            _log.warning("disk", state=state.value, detail=detail)
-        self.state, self.detail = state, detail
-        if state is DiskState.ROOM and not has_ballast:
-            with contextlib.suppress(OSError):
-                self._disk.replace_file(self._ballast, bytes(self._ballast_bytes))
-        return state
 
     def refused(self, now_ms: int) -> None:
         """Handles a write refused for lack of space: deletes the ballast, so that saves succeed."""
@@ -143,7 +140,11 @@ class FreeSpace:
 
 
 class DiskWatch:
-    """Reports the state of the disk whenever it changes. For any thread."""
+    """Reports the state of the disk whenever it changes. For any thread.
+
+    Attributes:
+        is_stalled: Whether the store's thread hangs, as of the last tick.
+    """
 
     def __init__(
         self, room: FreeSpace, now_ms: Callable[[], int], report: Callable[[DiskState], None]
@@ -153,7 +154,7 @@ class DiskWatch:
         self._report = report
         # Since when the store's thread has been at its job; None: it has none.
         self._busy_since_ms: int | None = None
-        self._is_stalled = False
+        self.is_stalled = False
         self._lock = threading.Lock()
         self._reported = DiskState.ROOM
 
@@ -168,13 +169,8 @@ class DiskWatch:
     def tick(self) -> None:
         """Checks whether the store's thread hangs; never waits for the disk."""
         since_ms = self._busy_since_ms
-        self._is_stalled = since_ms is not None and self._now_ms() - since_ms >= _STALLED_MS
+        self.is_stalled = since_ms is not None and self._now_ms() - since_ms >= _STALLED_MS
         self._report_if_new()
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the store's thread hangs, as of the last tick."""
-        return self._is_stalled
 
     def look(self) -> None:
         """Measures the free space; may wait for the disk."""
@@ -193,10 +189,10 @@ class DiskWatch:
             self._report_if_new()
 
     def _report_if_new(self) -> None:
-        if self._room.state is self._reported and not self._is_stalled:
+        if self._room.state is self._reported and not self.is_stalled:
             return
         with self._lock:
-            state = DiskState.DISK_STALLED if self._is_stalled else self._room.state
+            state = DiskState.DISK_STALLED if self.is_stalled else self._room.state
             if state is self._reported:
                 return
             self._reported = state

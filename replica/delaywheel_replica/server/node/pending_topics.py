@@ -60,11 +60,9 @@ class PendingTopics:
 
     def add(self, columns: Columns, chosen: NDArray[np.intp] | None = None) -> None:
         """Counts (chosen) messages; those of a finished second until the next one is finished."""
-        numbers, slots, lengths = columns.topic_numbers, columns.slots, columns.key_lengths
-        lengths_bytes = columns.lengths_bytes if self._bytes is not None else lengths
+        numbers, slots = columns.topic_numbers, columns.slots
         if chosen is not None:
             numbers, slots = numbers[chosen], slots[chosen]
-            lengths_bytes = lengths_bytes[chosen]
         if not len(numbers):
             return
         with self._lock:
@@ -78,8 +76,9 @@ class PendingTopics:
             buckets = np.minimum(slots // self._width, last)
             self._messages.add(rows, is_near, slots, buckets, np.ones(len(rows), np.uint32))
             if self._bytes is not None:
-                amounts = lengths_bytes.astype(np.uint64)
-                self._bytes.add(rows, is_near, slots, buckets, amounts)
+                lengths_bytes = columns.lengths_bytes
+                amounts = lengths_bytes if chosen is None else lengths_bytes[chosen]
+                self._bytes.add(rows, is_near, slots, buckets, amounts.astype(np.uint64))
 
     def read(self, done_slot: int, *, most: int | None = None) -> dict[str, int]:
         """Returns pending messages by topic, `most` of them; all before `done_slot` is done."""
