@@ -6,7 +6,6 @@ away. The port is its own, TLS if asked, without authentication; nothing can be 
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -63,11 +62,15 @@ class HttpPort:
             shutdown_timeout=_SHUTDOWN_S,
         )
 
-    async def start(self, listen: str) -> str:
+    async def start(self) -> str:
         """Listens; returns the address. A ListenError says why it cannot."""
+        config, certificates = self._sources.config, self._sources.certificates
+        listen = config.metrics_listen
+        assert listen is not None
         await self._runner.setup()
         assert self._runner.server is not None, "it is set up"
-        connections = HttpConnections(self._runner.server, self._ssl_context())
+        context = certificates.http_context if certificates and config.metrics_tls else None
+        connections = HttpConnections(self._runner.server, context)
         try:
             port = connections.start(listen)
         except OSError as error:
@@ -83,12 +86,6 @@ class HttpPort:
         if self._connections is not None:
             await self._connections.stop()
         await self._runner.cleanup()
-
-    def _ssl_context(self) -> Callable[[], ssl.SSLContext] | None:
-        certificates = self._sources.certificates
-        if certificates is None or not self._sources.config.metrics_tls:
-            return None
-        return certificates.http_context
 
     def _app(self) -> web.Application:
         app = web.Application()

@@ -7,6 +7,7 @@ reads the answers of: what health checks take is counted by port, too.
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,10 +97,8 @@ class GrpcListener:
         accepting = accepting_several_calls(self._connections.takes, _OPEN_TO_ALL)
         with reading_all_wakeups(), accepting as self._accepting:
             options = _options(config, connections)
-            self._server = grpc.aio.server(options=options)
-            self._servers = [self._server]
-            if config.token_listen is not None:
-                self._servers.append(grpc.aio.server(options=options))
+            ports = 1 if config.token_listen is None else 2
+            self._servers = [grpc.aio.server(options=options) for _ in range(ports)]
         self._health = health.aio.HealthServicer()
         asked = Admission(
             max_bytes=_ANSWERS_BYTES,
@@ -143,11 +142,11 @@ class GrpcListener:
         host, _, port = self._config.listen.rpartition(":")
         bound = 0
         if port == "0" and earlier_address is not None:
-            bound = self._try_port(f"{host}:{earlier_address.rpartition(':')[2]}")
-        if not bound:
-            bound = self._listen()
+            with suppress(ListenError):  # another process has taken it
+                bound = self._bind("listen", f"{host}:{earlier_address.rpartition(':')[2]}")
+        bound = bound or self._bind("listen", self._config.listen)
         if self._config.token_listen is not None:
-            self._listen_for_tokens(self._config.token_listen)
+            self._bind("token_listen", self._config.token_listen)
         for server in self._servers:
             await server.start()
         self._connections.start(self._ports(bound), lambda: self._accepting.is_behind)
@@ -176,31 +175,18 @@ class GrpcListener:
             ports[int(self._config.token_listen.rpartition(":")[2])] = False
         return ports
 
-    def _listen_for_tokens(self, address: str) -> None:
-        assert self._certificates is not None
-        credentials = self._certificates.server_credentials(asks=False)
+    def _bind(self, setting: str, address: str) -> int:
+        """Has the server for a setting's port listen; returns the port."""
+        takes_tokens = setting == "token_listen"
+        assert self._certificates is not None or not takes_tokens
+        server = self._servers[takes_tokens]
         try:
-            self._servers[-1].add_secure_port(address, credentials)
+            if self._certificates is None:
+                return server.add_insecure_port(address)
+            credentials = self._certificates.server_credentials(asks=not takes_tokens)
+            return server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise ListenError(f"token_listen {address}: {_why_not(address) or error}") from error
-
-    def _listen(self) -> int:
-        try:
-            return self._add_port(self._config.listen)
-        except RuntimeError as error:
-            why = _why_not(self._config.listen) or error
-            raise ListenError(f"listen {self._config.listen}: {why}") from error
-
-    def _try_port(self, address: str) -> int:
-        try:
-            return self._add_port(address)
-        except RuntimeError:  # another process has taken it
-            return 0
-
-    def _add_port(self, address: str) -> int:
-        if self._certificates is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, self._certificates.server_credentials())
+            raise ListenError(f"{setting} {address}: {_why_not(address) or error}") from error
 
 
 def _why_not(address: str) -> str | None:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from delaywheel.identity import WheelId
 from delaywheel.ingress import halves_topic
@@ -41,16 +41,10 @@ from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.id_checks import IdChecks
 from delaywheel_replica.server.changing.passed_on import PassedChanges
-from delaywheel_replica.server.changing.reschedules import (
-    Reschedules,
-    Span,
-)
+from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.cluster.fan_out import FanOut
-from delaywheel_replica.server.cluster.operator import (
-    Operator,
-    wheel_refusal,
-)
+from delaywheel_replica.server.cluster.operator import Operator, wheel_refusal
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.halves_refusal import HalvesRefusals
 from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
@@ -80,7 +74,6 @@ from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.metrics.census import Census
 from delaywheel_replica.server.metrics.scrape import Sources
-from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.alone import pending_messages
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
@@ -98,6 +91,9 @@ from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.node.same_access import SameAccess
 from delaywheel_replica.server.service import Changes, DelayWheelService
 from delaywheel_replica.server.store.store import Store, StoreLimits
+
+if TYPE_CHECKING:
+    from delaywheel_replica.server.http_port import HttpPort
 
 # Rows of the dial beyond span and late window: a backlog overdue by this much keeps its rows.
 _DIAL_SLACK_SECONDS: Final = 3_600
@@ -206,7 +202,7 @@ class Server:
             written=self._written,
         )
         self._build_service(disk, cleaner_row)
-        self._monitoring = Monitoring(self._sources())
+        self._http_port = self._make_http_port()
         self._census: Census | None = None
         if (pending := self._counts.pending) is not None:
             self._census = Census(disk, data, pending, lambda: self._view.status().heartbeat)
@@ -398,8 +394,13 @@ class Server:
             refusal=self.refusal,
         )
 
-    def _sources(self) -> Sources:
-        return Sources(
+    def _make_http_port(self) -> "HttpPort | None":
+        if self._config.metrics_listen is None:
+            return None
+        # Only here: a node without this port starts a quarter faster without aiohttp.
+        from delaywheel_replica.server.http_port import HttpPort  # noqa: PLC0415
+
+        sources = Sources(
             config=self._config,
             refusal=self.refusal,
             view=self._view,
@@ -414,6 +415,7 @@ class Server:
             access=self._access,
             same_access=self._same_access,
         )
+        return HttpPort(sources)
 
     def _heard_cleaner(
         self, fates: Fates, history: ProgressHistory, status: CleanerStatus | None
@@ -460,7 +462,8 @@ class Server:
             NodeIdTakenError: The other nodes are connected with another process as this node.
             CallsEndedError: gRPC's server has ended by itself.
         """
-        await self._monitoring.start()
+        if self._http_port is not None:
+            await self._http_port.start()
         bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
         self._address = self._config.advertised or bound
         # A caller that finds the port also finds the spare open, if there is one, and usually all
@@ -476,6 +479,7 @@ class Server:
         self._books.start()
         async with asyncio.TaskGroup() as tasks:
             background = [
+                tasks.create_task(self._pulse.run()),
                 tasks.create_task(self._hearing.run()),
                 tasks.create_task(self._watch_health()),
                 tasks.create_task(self._watch_for_twin(stop)),
@@ -558,9 +562,13 @@ class Server:
     async def _drain(self) -> None:
         _log.info("draining")
         self._draining = True
-        await self._answer_waiting()
+        self._topics.end_waits()  # what the cleaner would tell comes too late
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._admission.wait_idle(), _WAITING_S)
         self._driver.drain()
-        await self._leave_wheel()
+        with contextlib.suppress(TimeoutError):
+            # The wheel may then be closed; the spare stays.
+            await asyncio.wait_for(self._outside.left.wait(), _LEAVING_S)
         self._upkeep.end()
         if self._census is not None:
             await asyncio.to_thread(self._census.stop)
@@ -570,7 +578,8 @@ class Server:
         except TimeoutError:
             _log.warning("the cleaner did not end in time")
         await self._listener.stop(_CALLS_STOP_S)
-        await self._monitoring.stop()
+        if self._http_port is not None:
+            await self._http_port.stop()
         await self._other_nodes.close()
         # Last: it may sync so many files that a node may not take that long to end.
         await asyncio.to_thread(self._upkeep.stop)
@@ -589,11 +598,6 @@ class Server:
         self._heartbeat_thread.stop()
         self._store_thread.stop()
 
-    async def _leave_wheel(self) -> None:
-        """Leaves the open wheel, which may then be closed. The spare stays."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._outside.left.wait(), _LEAVING_S)
-
     async def _stop_cleaner(self) -> None:
         """Repeats Stop until the cleaner exits; the link drops messages when full.
 
@@ -608,12 +612,6 @@ class Server:
     def _cleaner_pid(self) -> int | None:
         status = self._view.cleaner.status
         return None if status is None else status.pid
-
-    async def _answer_waiting(self) -> None:
-        """Answers requests that still wait for information on a topic, which comes too late."""
-        self._topics.end_waits()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._admission.wait_idle(), _WAITING_S)
 
     async def _watch_health(self) -> None:
         """Reports to health checks what callers would find."""

@@ -39,11 +39,11 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.server import http_port
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.http_connections import CONNECTIONS_AT_MOST, HttpConnections
+from delaywheel_replica.server.http_port import HttpPort
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.processes import look_at
 from delaywheel_replica.server.metrics.scrape import Scrape, Sources
-from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import CleanerView, NodeView, monotonic_ms
 from delaywheel_replica.server.node.pulse import EVERY_S, Pulse, pulse_after
@@ -71,8 +71,9 @@ class Node:
     def __post_init__(self) -> None:
         self.disk = PosixDisk()
         self.dial = Dial(self.disk, self.data, 10)
+        self.pulse = Pulse(lambda: frozenset("a"))
 
-    def monitoring(self, listen: str | None = "127.0.0.1:0") -> Monitoring:
+    def monitoring(self, listen: str = "127.0.0.1:0") -> HttpPort:
         view = NodeView(server_status, lambda: frozenset("a"), dict, self.cleaner)
         config = config_for(self.data, metrics_listen=listen)
         sources = Sources(
@@ -83,13 +84,13 @@ class Node:
             handles=HandleCache(self.disk, 100),
             counts=self.counts,
             books=lambda: BooksState("/books"),
-            pulse=Pulse(view.in_sync),
+            pulse=self.pulse,
             undeletable=Undeletable(),
             max_caller_connections=64,
             access=Access(config),
             same_access=SameAccess(str, view.peers),
         )
-        return Monitoring(sources)
+        return HttpPort(sources)
 
     async def get(self, path: str, **headers: str) -> tuple[int, str, str]:
         async with (
@@ -111,9 +112,7 @@ class Node:
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     made = Node(tmp_path)
     monitoring = made.monitoring()
-    address = await monitoring.start()
-    assert address is not None
-    made.address = address
+    made.address = await monitoring.start()
     yield made
     await monitoring.stop()
 
@@ -308,9 +307,11 @@ async def test_pending_messages_are_those_that_progress_has_not_passed(node: Nod
 
 
 async def test_a_loop_that_stands_still_shows(node: Node) -> None:
+    pulsing = asyncio.create_task(node.pulse.run())
     await node.get("/healthz")  # its timer runs by now
     time.sleep(EVERY_S + 0.2)  # noqa: ASYNC251 - it is to stand still
     reported = await node.samples()
+    pulsing.cancel()
     assert reported["delaywheel_loop_lag_max_seconds"] > 0.15
     at_once = reported["delaywheel_loop_lag_seconds_bucket/0.1"]
     assert at_once < reported["delaywheel_loop_lag_seconds_count"]
@@ -363,11 +364,9 @@ async def test_ipv6(tmp_path: Path) -> None:
     node = Node(tmp_path)
     monitoring = node.monitoring("[::1]:0")
     try:
-        address = await monitoring.start()
+        node.address = await monitoring.start()
     except ListenError as error:
         pytest.skip(str(error))
-    assert address is not None
-    node.address = address
     assert (await node.get("/healthz"))[0] == 200
     await monitoring.stop()
 
@@ -375,7 +374,7 @@ async def test_ipv6(tmp_path: Path) -> None:
 async def test_it_ends_with_a_connection_kept_open(node: Node, tmp_path: Path) -> None:
     other = Node(tmp_path / "other")
     monitoring = other.monitoring()
-    other.address = str(await monitoring.start())
+    other.address = await monitoring.start()
     async with aiohttp.ClientSession() as session:
         url = f"http://{other.address}/healthz"
         async with session.get(url) as answer:
@@ -391,12 +390,6 @@ def test_nowhere_by_default(tmp_path: Path) -> None:
     for wrong in ("7422", "localhost", ":7422"):
         with pytest.raises(ConfigError, match="metrics_listen"):
             config_for(tmp_path, metrics_listen=wrong)
-
-
-async def test_without_an_address_nothing_listens(tmp_path: Path) -> None:
-    monitoring = Node(tmp_path).monitoring(None)
-    assert await monitoring.start() is None
-    await monitoring.stop()
 
 
 def test_a_process_that_is_gone() -> None:

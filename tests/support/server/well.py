@@ -119,7 +119,7 @@ def counts() -> NodeCounts:
     made.calls.add("get", "PENDING", 3_000)
     made.cancel_stages["queued"] += 3
     made.cancel_load = lambda: (2, 50, 40)
-    made.refused_request(5, Reason.NO_WHEEL)
+    made.refused[Reason.NO_WHEEL] += 5
     made.refused_calls["DelayProduce", Reason.NO_WHEEL] += 1
     return made
 
