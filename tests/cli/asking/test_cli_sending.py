@@ -21,7 +21,8 @@ def test_cancel_of_many_lists_asks_and_reports(
     def behave(_node: object, request: pb.CancelManyRequest, _context: object) -> object:
         cancelled, late = pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE
         pending = pb.CANCEL_OUTCOME_UNSPECIFIED
-        outcomes = [pending, pending] if request.dry_run else [cancelled, late]
+        deferred = pb.CANCEL_OUTCOME_ALREADY_DELIVERED
+        outcomes = [pending] * 3 if request.dry_run else [cancelled, late, deferred]
         results = [
             pb.CancelResult(handle=HANDLE, due_ms=1_900_000_000_000, topic="t", outcome=outcome)
             for outcome in outcomes
@@ -33,13 +34,15 @@ def test_cancel_of_many_lists_asks_and_reports(
     monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
     refused = command("cancel", "--topic", "t")
     assert refused.code == 1
-    assert "Cancel 2 messages? [y/N] \nerror: NOT_CONFIRMED: " in refused.err
+    assert "Cancel 3 messages? [y/N] \nerror: NOT_CONFIRMED: " in refused.err
     assert HANDLE in refused.err
     assert [each.dry_run for each in node.many] == [True]
     ended = command("cancel", "--topic", "t")
     assert ended.code == 1
-    assert ended.out == "1 CANCELLED\n1 too late: nothing was done\n"
-    assert "NOT_ALL_CANCELLED: 1 message of 2 may be delivered" in ended.err
+    assert ended.out == (
+        "1 CANCELLED\n1 too late: nothing was done\n1 delivered, deferred or a dead letter before\n"
+    )
+    assert "NOT_ALL_CANCELLED: 2 messages of 3 may be delivered" in ended.err
     assert [each.dry_run for each in node.many] == [True, True, False]
     dry = command("cancel", "--topic", "t", "--dry-run", "--json")
     assert dry.code == 0
@@ -160,6 +163,10 @@ def test_not_cancelled_is_exit_code_1_and_named(
     ended = command("cancel", HANDLE, "--json")
     assert (ended.code, ended.document) == (1, {"outcome": outcome, "rescheduled_to_ms": None})
     assert f"error: {outcome}" in ended.err
+    node.script.append(rescheduled(pb.RescheduleOutcome.Value(f"RESCHEDULE_OUTCOME_{outcome}")))
+    of_reschedule = command("reschedule", HANDLE, "--to", "1900000060000")
+    assert of_reschedule.err == ended.err
+    assert ("deferred" in ended.err) == (outcome == "ALREADY_DELIVERED")
 
 
 def test_what_was_rescheduled_is_reported_with_its_due(

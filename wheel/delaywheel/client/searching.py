@@ -40,7 +40,7 @@ class ManyCancelled:
         rescheduled: They have another due by now and were not found at it: ask again.
         complete: False: there may be more, as the limit was reached, or the node is missing
             something for the moment. Of handles: none is unknown.
-        already_delivered: In their topics, or dead letters.
+        already_delivered: In their topics, deferred, or dead letters.
         not_found: Of handles: never accepted.
         halves: Half messages that matched and were left alone: their senders decide.
     """

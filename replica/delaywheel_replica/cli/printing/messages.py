@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.printing import shapes
@@ -10,6 +11,12 @@ from delaywheel_replica.cli.printing.tables import print_table
 from delaywheel_replica.cli.printing.text import bytes_text, note
 
 _COLUMNS = ("handle", "due", "state", "bytes")
+WHY_UNCHANGED: Final[Mapping[str, str]] = {
+    "ALREADY_DELIVERED": "nothing was done: it is in its topic already, deferred, or a dead letter",
+    "TOO_LATE": "nothing was done: it is about to be delivered, or was",
+    "NOT_FOUND": "no such message was accepted",
+}
+"""By what became of a cancel or a reschedule."""
 _OF_HALVES = frozenset(
     {
         pb.MESSAGE_STATE_HELD,

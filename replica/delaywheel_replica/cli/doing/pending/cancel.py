@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from typing import Unpack
 
 from delaywheel import CancelOutcome, Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.doing.pending.search import Conditions, add_looked, wanted_of
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.messages import WHY_UNCHANGED
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
@@ -50,30 +52,27 @@ def cancel(
     if is_one:
         _cancel_one(handle, *named, as_json=as_json, server=server, timeout_s=timeout_s)
         return
-    many = _Many(wanted_of(conditions), limit, server, timeout_s)
+    ask_for_all = partial(_ask_for_all, wanted_of(conditions), limit, server, timeout_s)
     if not yes or dry_run:
-        found = many.ask_for_all(dry_run=True)
+        found = ask_for_all(dry_run=True)
         if not as_json:
             show(_listed(found))
-        pending = sum(row.outcome == pb.CANCEL_OUTCOME_UNSPECIFIED for row in found.results)
+        pending = _counts(found)["UNSPECIFIED"]
         if dry_run or not pending:
             _print(found, as_json=as_json, dry_run=True)
             if not dry_run:
                 _check(found)
             return
         confirm(f"Cancel {counted(pending, 'message')}?", yes=yes)
-    answer = many.ask_for_all(dry_run=False)
+    answer = ask_for_all(dry_run=False)
     _print(answer, as_json=as_json, dry_run=False)
     _check(answer)
 
 
 def _check(answer: pb.CancelManyResponse) -> None:
     """Raises if a message may be delivered, or may not have been seen."""
-    not_cancelled = sum(
-        row.outcome not in {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_RESCHEDULED}
-        for row in answer.results
-    )
-    not_cancelled += len(_gone_elsewhere(answer))
+    counts, gone = _counts(answer), len(_gone_elsewhere(answer))
+    not_cancelled = counts.total() - counts["CANCELLED"] - counts["RESCHEDULED"] + gone
     if not_cancelled:
         raise CommandFailure(
             "NOT_ALL_CANCELLED",
@@ -97,67 +96,42 @@ def _cancel_one(
         server.addresses, tls=server.tls, timeout=timeout_s, trace=server.trace()
     ) as client:
         cancelled = client.cancel(handle, topic=topic, id=message_id, due=due)
-    outcome, moved_ms = cancelled.outcome, cancelled.due_ms
+    outcome, moved_ms = cancelled.outcome.value, cancelled.due_ms
     if as_json:
-        print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})
-    if outcome is not CancelOutcome.CANCELLED:
-        raise CommandFailure(outcome.value, _words(outcome, moved_ms))
+        print_json({"outcome": outcome, "rescheduled_to_ms": moved_ms})
+    if cancelled.outcome is CancelOutcome.RESCHEDULED:
+        to = "another due" if moved_ms is None else iso(moved_ms)
+        text = f"it is not cancelled: it was rescheduled to {to}, and has another handle"
+        raise CommandFailure(outcome, text)
+    if cancelled.outcome is not CancelOutcome.CANCELLED:
+        raise CommandFailure(outcome, WHY_UNCHANGED[outcome])
     if not as_json:
-        say(f"CANCELLED: {_words(outcome, moved_ms)}")
+        say("CANCELLED: it is never delivered")
 
 
-def _words(outcome: CancelOutcome, moved_ms: int | None) -> str:
-    match outcome:
-        case CancelOutcome.CANCELLED:
-            return "it is never delivered"
-        case CancelOutcome.TOO_LATE:
-            return "nothing was done: it is about to be delivered, or was"
-        case CancelOutcome.ALREADY_DELIVERED:
-            return "it is not cancelled: it is in its topic already, or a dead letter"
-        case CancelOutcome.NOT_FOUND:
-            return "no such message was accepted"
-        case CancelOutcome.RESCHEDULED:
-            return (
-                "it is not cancelled: it was rescheduled to "
-                f"{'another due' if moved_ms is None else iso(moved_ms)}, and has another handle"
-            )
+def _ask_for_all(
+    wanted: pb.Filter, limit: int | None, server: Nodes, timeout_s: float, *, dry_run: bool
+) -> pb.CancelManyResponse:
+    """Has pages of a search cancelled, or only listed, up to the limit, and joins them."""
+    whole = pb.CancelManyResponse()
+    request = pb.CancelManyRequest(filter=wanted, dry_run=dry_run)
+    left = sys.maxsize if limit is None else limit
+    while left > 0:
+        request.limit = min(left, _MESSAGES_PER_CALL)
+        page = ask(server, lambda stub: stub.CancelMany(request, timeout=timeout_s))
+        whole.results.extend(page.results)
+        whole.halves += page.halves
+        add_looked(whole.looked, page.looked)
+        left -= sum(not row.cancelled_before for row in page.results)
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            break
+    return whole
 
 
-class _Many:
-    """The results of a search, printed or cancelled page by page."""
-
-    def __init__(
-        self, wanted: pb.Filter, limit: int | None, server: Nodes, timeout_s: float
-    ) -> None:
-        self._wanted = wanted
-        self._limit = limit
-        self._server = server
-        self._timeout_s = timeout_s
-
-    def ask_for_all(self, *, dry_run: bool) -> pb.CancelManyResponse:
-        """Fetches all pages up to the limit, and joins them."""
-        whole = pb.CancelManyResponse()
-        for page in self._pages(dry_run=dry_run):
-            whole.results.extend(page.results)
-            whole.halves += page.halves
-            add_looked(whole.looked, page.looked)
-        return whole
-
-    def _pages(self, *, dry_run: bool) -> Iterator[pb.CancelManyResponse]:
-        request = pb.CancelManyRequest(filter=self._wanted, dry_run=dry_run)
-        left = sys.maxsize if self._limit is None else self._limit
-
-        def call(stub: DelayWheelStub) -> pb.CancelManyResponse:
-            return stub.CancelMany(request, timeout=self._timeout_s)
-
-        while left > 0:
-            request.limit = min(left, _MESSAGES_PER_CALL)
-            page = ask(self._server, call)
-            yield page
-            left -= sum(not row.cancelled_before for row in page.results)
-            request.page_token = page.next_page_token
-            if not page.next_page_token:
-                return
+def _counts(answer: pb.CancelManyResponse) -> Counter[str]:
+    names = (pb.CancelOutcome.Name(row.outcome) for row in answer.results)
+    return Counter(name.removeprefix("CANCEL_OUTCOME_") for name in names)
 
 
 def _gone_elsewhere(answer: pb.CancelManyResponse) -> set[str]:
@@ -180,20 +154,18 @@ def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> No
     if as_json:
         print_json(shapes.cancelled_many(answer, dry_run=dry_run))
         return
-    before = sum(row.cancelled_before for row in answer.results)
-    cancelled = sum(row.outcome == pb.CANCEL_OUTCOME_CANCELLED for row in answer.results)
+    counts, before = _counts(answer), sum(row.cancelled_before for row in answer.results)
     if not dry_run:
-        say(f"{cancelled - before:,} CANCELLED")
+        say(f"{counts['CANCELLED'] - before:,} CANCELLED")
     if before:
         say(f"{before:,} cancelled before")
     for outcome, words in (
-        (pb.CANCEL_OUTCOME_TOO_LATE, "too late: nothing was done"),
-        (pb.CANCEL_OUTCOME_ALREADY_DELIVERED, "delivered before"),
-        (pb.CANCEL_OUTCOME_UNSPECIFIED, "pending" if dry_run else "not known: ask again"),
+        ("TOO_LATE", "too late: nothing was done"),
+        ("ALREADY_DELIVERED", "delivered, deferred or a dead letter before"),
+        ("UNSPECIFIED", "pending" if dry_run else "not known: ask again"),
     ):
-        number = sum(row.outcome == outcome for row in answer.results)
-        if number or words == "pending":
-            say(f"{number:,} {words}")
+        if counts[outcome] or words == "pending":
+            say(f"{counts[outcome]:,} {words}")
     if elsewhere := len(_gone_elsewhere(answer)):
         say(f"{elsewhere:,} rescheduled, not found at the new due: delivered, or look again")
     if answer.halves:

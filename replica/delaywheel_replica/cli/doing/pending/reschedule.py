@@ -9,17 +9,16 @@ from delaywheel import Client, RescheduleOutcome
 from delaywheel.message import unix_ms
 from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.parsing import usage
+from delaywheel_replica.cli.printing.messages import WHY_UNCHANGED
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.quantities import iso
 
 _WHY_NOT: Final = {
-    RescheduleOutcome.RESCHEDULED: "its new due is not known: repeat the command",
-    RescheduleOutcome.ALREADY_DELIVERED: "it is in its topic already, or a dead letter",
-    RescheduleOutcome.TOO_LATE: "nothing was done: it is about to be delivered, or was",
-    RescheduleOutcome.NOT_FOUND: "no such message was accepted",
-    RescheduleOutcome.CANCELLED: "it was cancelled, and stays cancelled",
+    **WHY_UNCHANGED,
+    "RESCHEDULED": "its new due is not known: repeat the command",
+    "CANCELLED": "it was cancelled, and stays cancelled",
 }
 
 
@@ -53,7 +52,7 @@ def reschedule(  # noqa: PLR0913 - as many as the command has
             }
         )
     if answer.outcome is not RescheduleOutcome.RESCHEDULED or answer.due_ms is None:
-        raise CommandFailure(answer.outcome.value, _WHY_NOT[answer.outcome])
+        raise CommandFailure(answer.outcome.value, _WHY_NOT[answer.outcome.value])
     if not as_json:
         say(str(answer.handle))
         note(f"due {iso(answer.due_ms)}")
