@@ -23,7 +23,10 @@ def unsafe(answer: pb.DescribeClusterResponse, node: str = "") -> Iterator[str]:
         yield "no node leads"
     others = [member for member in answer.members if member.node != node]
     for member in others:
-        yield from _unknown(member)
+        if member.silent:
+            yield f"{member.node} is silent: {member.silent}"
+        elif member.report.verifying_wheels:
+            yield f"{member.node} verifies {counted(member.report.verifying_wheels, 'wheel')}"
     for member in answer.members:
         if alone := member.report.alone_messages:
             yield f"{counted(alone, 'message')} on 1 node only, {member.node}"
@@ -34,13 +37,6 @@ def unsafe(answer: pb.DescribeClusterResponse, node: str = "") -> Iterator[str]:
     if taking < wanted:
         besides = f" besides {node}" if node else ""
         yield f"messages are taken by {taking} of {counted(wanted, 'node')}{besides}"
-
-
-def _unknown(member: pb.Member) -> Iterator[str]:
-    if member.silent:
-        yield f"{member.node} is silent: {member.silent}"
-    elif member.report.verifying_wheels:
-        yield f"{member.node} verifies {counted(member.report.verifying_wheels, 'wheel')}"
 
 
 def _incomplete(wheel: pb.WheelStatus, node: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ Bytes are base64, null stays null; states are lower case; absent fields are null
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -54,7 +54,10 @@ def _value(message: Message, field: Any) -> Any:
     # Two classes of descriptors have what is used of them, one of them is private.
     value = getattr(message, field.name)
     if field.is_repeated:
-        return _several(value, field)
+        if field.message_type is None:
+            return list(value)
+        is_by_name = field.message_type.name in _BY_NAME
+        return dict(map(_named, value)) if is_by_name else [*map(of, value)]
     if (field.has_presence and not message.HasField(field.name)) or (
         field.name in _NULL_IF_EMPTY and not value
     ):
@@ -65,14 +68,6 @@ def _value(message: Message, field: Any) -> Any:
         return of(value)
     enum = field.enum_type
     return value if enum is None else _state(enum.values_by_number[value].name)
-
-
-def _several(values: Iterable[Any], field: Any) -> Any:
-    if field.message_type is None:
-        return list(values)
-    if field.message_type.name in _BY_NAME:
-        return dict(_named(each) for each in values)
-    return [of(each) for each in values]
 
 
 def _named(message: Message) -> tuple[str, Any]:

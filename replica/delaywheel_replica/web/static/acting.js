@@ -7,7 +7,7 @@ import { mayAct } from "./page.js";
 import { counted, moment } from "./times.js";
 
 const OUTCOMES = {
-  CANCELLED: "cancelled: it is never delivered", ALREADY_DELIVERED: "already delivered: nothing was done",
+  CANCELLED: "cancelled: it is never delivered", ALREADY_DELIVERED: "delivered already, deferred, or a dead letter: nothing was done",
   TOO_LATE: "too late: nothing was done, it is delivered", NOT_FOUND: "not found: no node knows it",
   RESCHEDULED: "rescheduled", UNSPECIFIED: "not known: do the same again",
 };
