@@ -45,32 +45,6 @@ def messages(count: int) -> list[Message]:
     return [Message("t", b"value", delay=SOON) for _ in range(count)]
 
 
-async def test_each_call_ends_by_its_own_timeout() -> None:
-    with FakeService(otherwise=hang) as service:
-        async with AsyncClient(service.address, timeout=60) as client, asyncio.timeout(20):
-            with pytest.raises(TimedOutError):
-                await client.produce("t", b"", delay=SOON, timeout=0.3)
-            [result] = await client.produce_many(messages(1), timeout=0.3)
-    assert isinstance(result.error, TimedOutError)
-
-
-async def test_the_queue_sends_in_few_requests_and_every_result_is_there() -> None:
-    seen: list[Result] = []
-    queue = Queue(batch_messages=100, in_flight=2, max_messages=300)
-    with FakeService() as service:
-        async with AsyncClient(service.address, queue=queue) as client:
-            pending = [await client.produce_async("t", b"value", delay=SOON) for _ in range(1000)]
-            pending[-1].add_done_callback(seen.append)
-            handles = [await one for one in pending]
-            await client.flush()
-    assert [handle.id for handle in handles] == [one.message.id for one in pending]
-    assert len(seen) == 1
-    sizes = [len(rows) for rows in service.sent]
-    assert sum(sizes) == 1000
-    assert max(sizes) <= 100
-    assert len(sizes) < 200
-
-
 async def test_a_message_that_is_due_soon_hastens_those_that_linger() -> None:
     go_on = Event()
     with FakeService(accept_once(go_on)) as service:
@@ -105,15 +79,6 @@ async def test_a_caller_who_waits_expedites_what_lingers() -> None:
             await client.flush(timeout=30)
             await client.produce_async("t", b"5", delay=SOON)
     assert [len(rows) for rows in service.sent] == [1] * 5
-
-
-async def test_a_caller_who_waits_for_room_expedites_what_lingers() -> None:
-    queue = Queue(max_messages=1, linger=50.0)
-    with FakeService() as service:
-        async with AsyncClient(service.address, queue=queue) as client:
-            for _ in range(3):
-                await client.produce_async("t", b"", delay=SOON)
-    assert len(service.accepted) == 3
 
 
 async def test_a_full_queue_waits_until_the_deadline_and_queues_nothing() -> None:
@@ -233,13 +198,6 @@ async def test_a_program_that_keeps_all_threads_of_its_loop_busy_keeps_nobody_wa
             assert not busy.done()
             go_on.set()
             await busy
-
-
-async def test_closing_a_client_sends_what_it_took() -> None:
-    with FakeService() as service:
-        async with AsyncClient(service.address) as client:
-            pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(50)]
-        assert all(one.outcome(timeout=0).handle for one in pending)
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

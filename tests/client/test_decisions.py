@@ -189,13 +189,6 @@ class TestDelivery:
         errors = [result.error for result in batch.results]
         assert [error.outcome_known for error in errors if error] == [False, True]
 
-    def test_what_was_never_attempted_is_known_not_to_be_accepted(self) -> None:
-        batch = delivery(1)
-        batch.give_up("over")
-        [result] = batch.results
-        assert isinstance(result.error, TimedOutError)
-        assert result.error.outcome_known
-
     def test_an_attempt_that_never_left_is_no_doubt(self) -> None:
         batch = delivery(1)
         batch.request()
@@ -523,26 +516,6 @@ class TestAccumulator:
         assert [result.message for result in seen] == [message, message]
         with pytest.raises(TimedOutError, match="x"):
             pending.result()
-
-
-def test_a_callback_that_raises_is_logged_and_the_others_are_called(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    gathered = gathering(Queue())
-    [message] = messages(1)
-    pending = gathered.add(message, 0.0, 30.0)
-    seen: list[Result] = []
-
-    def fail(_result: Result) -> None:
-        raise RuntimeError("of the user's")
-
-    pending.add_done_callback(fail)
-    pending.add_done_callback(seen.append)
-    batch = gathered.next_batch(0.0)
-    assert batch is not None
-    batch.settle([Result(message, None, TimedOutError("x", outcome_known=True))])
-    assert len(seen) == 1
-    assert "a callback of produce_async failed" in caplog.text
 
 
 def test_levels_are_asked_for_when_not_known_but_not_too_often() -> None:

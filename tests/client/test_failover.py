@@ -61,14 +61,6 @@ def leaves(client: EitherClient, address: str) -> Callable[[], bool]:
 
 
 class TestFinding:
-    def test_one_address_is_enough_when_its_node_dies(self, make: Make) -> None:
-        with FakeCluster() as cluster, make(cluster.addresses[0]) as client:
-            wait_until("all are found", finds(client, cluster))
-            cluster.kill(0)
-            for _ in range(5):
-                client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)
-        assert len(cluster.sent(1)) + len(cluster.sent(2)) >= 5
-
     def test_all_is_found_from_a_node_that_takes_no_messages(self, make: Make) -> None:
         with FakeCluster() as cluster, make(cluster.addresses[0]) as client:
             cluster.accepting[0] = False

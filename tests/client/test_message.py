@@ -212,8 +212,8 @@ def test_a_level_becomes_a_due_once() -> None:
 
 def test_an_unknown_level_is_refused_and_may_be_known_later() -> None:
     message = Message("t", b"", level="30s")
-    with pytest.raises(RefusedError) as caught:
-        message.fix_due(0, {"1m": 60_000}, "deliver")
+    with pytest.raises(RefusedError, match="15s, 1m") as caught:
+        message.fix_due(0, {"15s": 15_000, "1m": 60_000}, "deliver")
     assert caught.value.reason is Reason.LEVEL_UNKNOWN
     message.fix_due(0, {"30s": 30_000}, "deliver")
     assert message.due_ms is not None
@@ -295,11 +295,15 @@ DUE = datetime(2030, 1, 1, tzinfo=UTC)
         ({"id": bytes(16), "due": DUE}, r"Give topic, id and due \(--topic, --id, --due\)"),
         ({"topic": "orders", "due": DUE}, "Give topic, id and due"),
         ({}, "Say which message"),
+        ({"topic": "orders", "id": bytes(16)}, "Give topic, id and due"),
         ({"handle": f"a.1:1:{0:032x}:orders", "id": bytes(16), "due": DUE}, "a handle alone"),
+        ({"topic": "no topic", "id": bytes(16), "due": DUE}, "TOPIC_INVALID"),
+        ({"topic": "orders", "id": bytes(16), "due": NAIVE}, "time zone"),
+        ({"handle": "not a handle"}, "HANDLE_INVALID"),
     ],
 )
 def test_what_names_no_message_is_told_what_is_missing(given: dict[str, object], says: str) -> None:
-    with Client(NOWHERE) as client, pytest.raises(DelaywheelError, match=says):
+    with Client(NOWHERE) as client, pytest.raises(MessageInvalidError, match=says):
         client.get(**given)  # type: ignore[arg-type]
 
 

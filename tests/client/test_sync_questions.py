@@ -56,21 +56,6 @@ class TestCancel:
         due_ms = int(due.timestamp()) * 1000 + 1
         assert (named.topic, named.id, named.due_ms) == ("orders", bytes(16), due_ms)
 
-    @pytest.mark.parametrize(
-        "named",
-        [
-            {},
-            {"topic": "orders", "id": bytes(16)},
-            {"id": bytes(16), "due": datetime(2031, 1, 1, tzinfo=UTC)},
-            {"topic": "no topic", "id": bytes(16), "due": datetime(2031, 1, 1, tzinfo=UTC)},
-            {"handle": Handle("a.1", 1, bytes(16), "orders"), "id": bytes(16)},
-            {"handle": "not a handle"},
-        ],
-    )
-    def test_a_message_is_named_in_one_way(self, named: dict[str, object]) -> None:
-        with Client("127.0.0.1:1") as client, pytest.raises(MessageInvalidError):
-            client.cancel(**named)  # type: ignore[arg-type]
-
     def test_after_a_lost_reply_only_what_excludes_it_is_an_outcome(self) -> None:
         lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
         with (

@@ -6,6 +6,7 @@ import threading
 import time
 from datetime import timedelta
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from delaywheel import (
     TimedOutError,
 )
 from delaywheel.client.exchange.pending import SendBatch
+from support.clients.either_client import LoopClient
 from support.clients.fake_service import (
     FakeService,
     accept_once,
@@ -31,6 +33,9 @@ from support.clients.fake_service import (
 from support.services.waiting import wait_until
 
 SOON = timedelta(seconds=5)
+
+
+either = pytest.mark.parametrize("make", [Client, LoopClient])
 
 
 def messages(count: int) -> list[Message]:
@@ -54,9 +59,10 @@ class TestProduceAsync:
             client.flush()
         assert [result.message for result in seen] == [called.message]
 
-    def test_a_flood_goes_in_few_requests_within_the_bounds(self) -> None:
-        queue = Queue(batch_messages=100, in_flight=2, linger=0.05)
-        with FakeService() as service, Client(service.address, queue=queue) as client:
+    @either
+    def test_a_flood_goes_in_few_requests_within_the_bounds(self, make: Any) -> None:
+        queue = Queue(batch_messages=100, in_flight=2, max_messages=300, linger=0.05)
+        with FakeService() as service, make(service.address, queue=queue) as client:
             pending = [client.produce_async("t", b"value", delay=SOON) for _ in range(1000)]
             client.flush()
             assert all(one.done() for one in pending)
@@ -174,9 +180,10 @@ class TestProduceAsync:
             client.produce_async("t", b"5", delay=SOON)
         assert [len(rows) for rows in service.sent] == [1] * 5
 
-    def test_a_caller_who_waits_for_room_expedites_what_lingers(self) -> None:
+    @either
+    def test_a_caller_who_waits_for_room_expedites_what_lingers(self, make: Any) -> None:
         queue = Queue(max_messages=1, linger=50.0)
-        with FakeService() as service, Client(service.address, queue=queue) as client:
+        with FakeService() as service, make(service.address, queue=queue) as client:
             for _ in range(3):
                 client.produce_async("t", b"", delay=SOON)
         assert len(service.accepted) == 3
@@ -211,9 +218,10 @@ class TestProduceAsync:
 
 
 class TestClosing:
-    def test_close_waits_for_what_was_taken(self) -> None:
+    @either
+    def test_close_waits_for_what_was_taken(self, make: Any) -> None:
         with FakeService() as service:
-            with Client(service.address) as client:
+            with make(service.address) as client:
                 pending = [client.produce_async("t", b"", delay=SOON) for _ in range(50)]
             assert all(one.result(timeout=0) for one in pending)
 

@@ -45,10 +45,9 @@ def test_of_many_each_is_answered(world: World, client: Any) -> None:
     results = client.produce_many(messages)
     assert [result.message for result in results] == messages
     assert [result.error is None for result in results] == [n % 3 != 0 for n in range(9)]
-    handle = client.produce_async(world.topic, b"v", delay="1h")
+    pending = client.produce_async(world.topic, b"v", delay="1h")
     client.flush()
-    handle = handle if isinstance(handle, tuple) else handle.result()
-    assert client.get(handle).value == b"v"
+    assert client.get(pending.result()).value == b"v"
 
 
 def test_search_and_cancels_of_many(world: World, client: Any) -> None:

@@ -65,11 +65,7 @@ class LoopClient:
         method = getattr(self._client, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            async def ask() -> Any:
-                answer = await method(*arguments, **options)
-                return await answer if name == "produce_async" else answer
-
-            return self._do(ask())
+            return self._do(method(*arguments, **options))
 
         return call
 
