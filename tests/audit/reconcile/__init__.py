@@ -1,1 +1,1 @@
-"""The reconciliation: cases, ledger, options, page, seeded faults."""
+"""The reconciliation: cases, ledger, options, page."""

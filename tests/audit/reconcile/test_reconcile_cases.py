@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -11,15 +12,22 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from delaywheel.identity import WheelId
 from delaywheel_audit import job
 from delaywheel_audit.kafka.control import Done
 from delaywheel_audit.matching.ingress import Asked, are_all_asked, with_ingress
 from delaywheel_audit.matching.matching import INGRESS
-from delaywheel_audit.matching.reconcile import Books, Inputs, outcomes_schema, reconcile
+from delaywheel_audit.matching.reconcile import Books, Inputs, outcomes_of, reconcile
 from delaywheel_audit.matching.retention import Deleted
 from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.requests import SCHEMA as ASKED
 from delaywheel_audit.sources.ledger_files import END_MS, Extent, Hole
+from delaywheel_replica.cleaner.delivery.outcomes import dropped
+from delaywheel_replica.cleaner.delivery.outcomes import lost as frames_lost
+from delaywheel_replica.cleaner.due.given_up import LostFrames
+from delaywheel_replica.cleaner.due.rows import Dropped, MessageOutcome
+from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.kafka_settings import KafkaNames
 
 pytestmark = pytest.mark.spark
 
@@ -49,17 +57,23 @@ LETTERS = (
 )
 
 
+KAFKA_NAMES = KafkaNames("shop")
+
+
 def id_of(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=16).digest()
 
 
 @dataclass
 class World:
-    """Rows of all kinds; columns that a case omits have defaults."""
+    """Rows of all kinds; columns that a case omits have defaults.
+
+    Of outcomes it has the records that a cleaner writes.
+    """
 
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
     kafka: list[tuple[Any, ...]] = field(default_factory=list)
-    outcomes: list[tuple[Any, ...]] = field(default_factory=list)
+    outcomes: list[bytes] = field(default_factory=list)
     letters: list[tuple[Any, ...]] = field(default_factory=list)
     asked: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -104,34 +118,41 @@ class World:
         )
 
     def end(self, name: str, outcome: str, *, due: int = DUE, **place: Any) -> None:
-        self.outcomes.append(
-            (
-                outcome,
-                place.get("reason"),
-                place.get("differs"),
-                id_of(name),
-                due,
-                place.get("at", ACCEPTED),
-                place.get("topic", "orders"),
-                place.get("wheel", "n1.1"),
-                place.get("seq", 5),
-                *[None] * 4,
-            )
+        topic, at = place.get("topic", "orders"), place.get("at", ACCEPTED)
+        wheel, seq = WheelId.parse(place.get("wheel", "n1.1")), place.get("seq", 5)
+        if outcome in ("cancelled", "duplicate", "asked"):
+            kind, differs = MessageOutcome[outcome.upper()], place.get("differs", False)
+            row = Dropped(kind, differs, topic, due, id_of(name), at, wheel, seq, 0)
+            self._tell(*dropped(KAFKA_NAMES, [row]))
+            return
+        self._say(
+            outcome=outcome,
+            reason=place.get("reason"),
+            id=id_of(name).hex(),
+            due_ms=due,
+            accepted_at_ms=at,
+            topic=topic,
+            wheel=str(wheel),
+            seq=seq,
         )
 
     def answer(self, name: str, answer: str, *, due: int = DUE) -> None:
         """A group's answer about a half, which names no acceptance."""
-        nothing = [None] * 7
-        self.outcomes.append(
-            ("answered", None, None, id_of(name), due, None, "orders", *nothing, answer)
-        )
+        id_ = id_of(name).hex()
+        self._say(outcome="answered", id=id_, due_ms=due, topic="orders", answer=answer)
 
     def lose(
         self, wheel: str, seq: int, last_seq: int, reason: str, *,
         slot: int = 0, messages: int = 0,
     ) -> None:  # fmt: skip
-        place = (None, None, None, None, None, wheel, seq, last_seq)
-        self.outcomes.append(("lost", reason, *place, slot, slot, messages))
+        frames = LostFrames(WheelId.parse(wheel), seq, last_seq, reason, slot, slot, messages)
+        self._tell(*frames_lost(KAFKA_NAMES, [frames]))
+
+    def _tell(self, *records: Record) -> None:
+        self.outcomes += [record.value or b"" for record in records]
+
+    def _say(self, **outcome: object) -> None:
+        self.outcomes.append(json.dumps(outcome).encode())
 
 
 def timestamp_of_another_time(world: World) -> None:
@@ -407,7 +428,7 @@ def through_ingress(world: World) -> None:
         world.ask(f"asked, {name}")
     world.ask("asked, not published yet", due=NOW)
     origin = world.ask("asked, dead")
-    world.outcomes.append(("ingress-dead-lettered", "SLOT_FULL", *[None] * 11, origin))
+    world._say(outcome="ingress-dead-lettered", reason="SLOT_FULL", origin=origin)
     for name in ("direct", "twice", "twice", "by nobody"):
         world.deliver(f"asked, {name}")
     # Its ingress topic was deleted and made anew.
@@ -484,10 +505,8 @@ def run(
     """Reconciles; records before `first_offset` are of a time that is not read first."""
     kafka = spark.createDataFrame(world.kafka, KAFKA)
     read_first = kafka.where(F.col("offset") >= first_offset)
-    outcomes = spark.createDataFrame(
-        [(*row, *[None] * (15 - len(row))) for row in world.outcomes],
-        outcomes_schema().replace("id string", "id binary"),
-    )
+    told = [(bytearray(value),) for value in world.outcomes]
+    outcomes = outcomes_of(spark.createDataFrame(told, "value binary"))
     asked = Asked(spark.createDataFrame(world.asked, ASKED), is_used=True, since_ms=asked_since_ms)
     inputs = Inputs(
         spark.createDataFrame(world.ledger, LEDGER),

@@ -1,1 +1,0 @@
-"""A run of real nodes into which faults are seeded, for the audit to find."""
