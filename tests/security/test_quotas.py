@@ -143,7 +143,7 @@ async def test_who_leaves_a_cancel_of_many_pays_for_all_that_it_may_have_cancell
 ) -> None:
     """Each of such calls cost one message, and cancelled a thousand."""
     quotas = Quotas([((Pattern("*"),), Quota(messages_per_second=1))], [])
-    purse = Purse(lambda: quotas, Spending())
+    purse = Purse("token:shop", lambda: quotas, Spending())
     caller = Caller("token:shop", "token", lambda: EVERYTHING, purse=purse)
     begun = asyncio.Event()
 

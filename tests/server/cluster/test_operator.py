@@ -70,7 +70,6 @@ class Place:
         reported: what its cleaner was sent.
         deaf: so many messages its cleaner does not hear.
         secret: what the nodes at these addresses believe other nodes by.
-        wait_s: so long it waits for the commit.
     """
 
     cleaner: CleanerView = field(default_factory=lambda: CleanerView(control_of()))
@@ -86,7 +85,6 @@ class Place:
     secret: bytes = b""
     reported: list[NodeStorage | SetBack] = field(default_factory=list)
     deaf: int = 0
-    wait_s: float = 30.0
     counted: list[tuple[dict[WheelId, tuple[int, int]], int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -98,7 +96,6 @@ class Place:
             members=self.members,
             send=self.report,
             pending=self.pending,
-            wait_s=self.wait_s,
         )
 
     def pending(
@@ -203,8 +200,14 @@ async def test_it_is_repeated_until_it_is_committed() -> None:
     assert place.reported == [NodeStorage("b", "new")] * 3
 
 
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaywheel_replica.server.cluster.operator._WAIT_S", 0.3)
+
+
+@pytest.mark.usefixtures("_hasty")
 async def test_what_is_not_committed_in_time_is_unknown() -> None:
-    place = Place(deaf=100, wait_s=0.3)
+    place = Place(deaf=100)
     assert await refusal_of(place.replace("b")) == Reason.NODE_CHANGE_UNKNOWN
 
 
@@ -364,15 +367,19 @@ async def test_of_two_calls_at_once_one_is_carried_out() -> None:
         (Place, 0, Reason.NOTHING_TO_SET_BACK),
         (lambda: ahead(ahead_ms=-1), 0, Reason.NOTHING_TO_SET_BACK),
         (ahead, 1, Reason.NOTHING_TO_SET_BACK),
-        (lambda: ahead(deaf=100, wait_s=0.3), 0, Reason.SET_BACK_UNKNOWN),
         (lambda: ahead(ahead_ms=700, deaf=100), 0, Reason.NOTHING_TO_SET_BACK),
     ],
-    ids=["long past", "just past", "never so often", "unheard", "past meanwhile"],
+    ids=["long past", "just past", "never so often", "past meanwhile"],
 )
 async def test_setting_back_is_refused(
     made: Callable[[], Place], set_backs: int, reason: Reason
 ) -> None:
     assert await refusal_of(made().set_back(set_backs)) == reason
+
+
+@pytest.mark.usefixtures("_hasty")
+async def test_what_is_not_set_back_in_time_is_unknown() -> None:
+    assert await refusal_of(ahead(deaf=100).set_back(0)) == Reason.SET_BACK_UNKNOWN
 
 
 async def test_it_is_not_set_back_without_end() -> None:

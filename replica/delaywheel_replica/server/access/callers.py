@@ -53,8 +53,9 @@ class Shown(Protocol):
 
 
 class Purse(NamedTuple):
-    """What callers spend from: the quotas as they are now, less what was spent."""
+    """What a principal spends from: the quotas as they are now, less what was spent."""
 
+    principal: str
     quotas: Callable[[], Quotas]
     spending: Spending
 
@@ -106,9 +107,8 @@ class Caller:
     @property
     def quota(self) -> Quota | None:
         """What they may take of the node; None: there is no quota."""
-        if self._purse is None or self.principal is None:
-            return None
-        return self._purse.quotas().of(self.principal)
+        purse = self._purse
+        return None if purse is None else purse.quotas().of(purse.principal)
 
     @property
     def topic_quotas(self) -> Iterable[tuple[tuple[Pattern, ...], TopicQuota]]:
@@ -117,21 +117,16 @@ class Caller:
 
     def spend(self, messages: int, length_bytes: int, *, questions: int = 0) -> None:
         """Counts a request against their quota; refuses QUOTA_EXCEEDED."""
-        quota = self.quota
-        if quota is not None:
-            assert self._purse is not None
-            assert self.principal is not None
-            self._purse.spending.spend(
-                self.principal, quota, messages, length_bytes, questions=questions
+        if (purse := self._purse) is not None and (quota := self.quota) is not None:
+            purse.spending.spend(
+                purse.principal, quota, messages, length_bytes, questions=questions
             )
 
     def charge(self, messages: int) -> None:
         """Counts messages that a request turned out to concern besides."""
         quota = self.quota
-        if quota is not None and messages > 0:
-            assert self._purse is not None
-            assert self.principal is not None
-            self._purse.spending.charge(self.principal, quota, messages)
+        if (purse := self._purse) is not None and quota is not None and messages > 0:
+            purse.spending.charge(purse.principal, quota, messages)
 
     def refuse_without(self, right: Right, what: str) -> RequestRefusedError:
         """Returns the refusal for something that they may not do."""
@@ -214,7 +209,6 @@ class Access:
         )
         self.spending: Final = Spending()
         """What principals have taken of their quotas."""
-        self._purse: Final = Purse(self._quotas, self.spending)
         self._asks_for_certificates: Final = config.tls_client_ca is not None
         self._kinds: Final = config.principal_from
 
@@ -287,13 +281,17 @@ class Access:
             return Caller(None, "nothing", _everything, expires_s=expires_s)
         authorization = _text(metadata.get("authorization", ""))
         if authorization[: len(_BEARER)].lower() == _BEARER:
-            token = authorization[len(_BEARER) :].strip()
-            return self._token_holder(
-                token, certified, expires_s, has_certificate=certificate is not None
-            )
-        if certified is not None:
-            return self._named(certified, "certificate", expires_s)
-        return self._named(ANONYMOUS, "nothing", expires_s)
+            digest = digest_of(authorization[len(_BEARER) :].strip())
+
+            def holder() -> str:
+                known = {} if self._tokens is None else self._tokens.current
+                if (name := known.get(digest or "")) is None:
+                    raise _unnamed(Reason.TOKEN_UNKNOWN, certified)
+                return f"token:{name}"
+
+            return self._named(holder, "token", expires_s, has_certificate=certificate is not None)
+        how = "nothing" if certified is None else "certificate"
+        return self._named(lambda: certified or ANONYMOUS, how, expires_s)
 
     def _certified(self, certificate: ShownCertificate | None) -> str | None:
         """Returns the principal that a certificate names; None: none, or nobody asks for it."""
@@ -302,35 +300,18 @@ class Access:
         names = certificate.names
         return next((f"{kind}:{names[kind]}" for kind in self._kinds if kind in names), None)
 
-    def _named(self, principal: str, how: str, expires_s: float) -> Caller:
-        grants = self._grants
-        assert grants is not None
-
-        def rights() -> Rights:
-            return grants.current.rights_of(principal)
-
-        return Caller(principal, how, rights, purse=self._purse, expires_s=expires_s)
-
-    def _token_holder(
-        self, token: str, certified: str | None, expires_s: float, *, has_certificate: bool
+    def _named(
+        self, name: Callable[[], str], how: str, expires_s: float, *, has_certificate: bool = False
     ) -> Caller:
-        digest = digest_of(token)
-
-        def name() -> str:
-            known = {} if self._tokens is None else self._tokens.current
-            holder = known.get(digest or "")
-            if holder is None:
-                raise _unnamed(Reason.TOKEN_UNKNOWN, certified)
-            return f"token:{holder}"
-
-        grants = self._grants
+        """Returns the caller of a name, which refuses once nobody has it any more."""
+        grants, principal = self._grants, name()
         assert grants is not None
         return Caller(
-            name(),
-            "token",
+            principal,
+            how,
             lambda: grants.current.rights_of(name()),
             has_certificate=has_certificate,
-            purse=self._purse,
+            purse=Purse(principal, self._quotas, self.spending),
             expires_s=expires_s,
         )
 

@@ -6,7 +6,7 @@ status shows it committed. Refusals come before anything is requested.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 import grpc.aio
@@ -35,6 +35,7 @@ from delaywheel_replica.server.node.node_view import (
 from delaywheel_replica.server.node.refusals import RequestRefusedError, quoted
 
 _WAIT_S: Final = 10.0
+"""How long a change may take to be committed."""
 _AGAIN_S: Final = 0.1
 _TIMEOUT_S: Final = 12.0
 
@@ -98,7 +99,6 @@ class Operator:
         members: Collection[str],
         send: Callable[[_Word], object],
         pending: Callable[[Mapping[WheelId, tuple[int, int]], int], Mapping[WheelId, int]],
-        wait_s: float = _WAIT_S,
     ) -> None:
         """Prepares for calls.
 
@@ -106,14 +106,12 @@ class Operator:
             send: Sends to the cleaner; lost messages are repeated.
             pending: Counts the pending messages of frames that this node holds, as
                 `alone.pending_messages`; blocks.
-            wait_s: How long a change may take to be committed.
         """
         self._view = view
         self._other_nodes = other_nodes
         self._members = members
         self._send = send
         self._pending = pending
-        self._wait_s = wait_s
         # Two repeated requests about the same thing would replace each other without end.
         self._one_at_a_time = asyncio.Lock()
 
@@ -125,15 +123,14 @@ class Operator:
         Refuses: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, STORAGE_ROLLED_BACK, NO_LEADER,
         NODE_CHANGE_UNKNOWN.
         """
-        there = await self._elsewhere(
-            lambda node: node.admin.ReplaceNode, request, context, Reason.NODE_CHANGE_UNKNOWN
-        )
-        if there is not None:
-            return there
-        async with self._one_at_a_time:
+
+        async def here() -> pb.ReplaceNodeResponse:
             storage = self._new_storage(request.node, request.storage)
             change = await self._changed(request.node, storage, dry_run=request.dry_run)
-        return pb.ReplaceNodeResponse(change=change)
+            return pb.ReplaceNodeResponse(change=change)
+
+        unknown = Reason.NODE_CHANGE_UNKNOWN
+        return await self._led(lambda node: node.admin.ReplaceNode, request, context, here, unknown)
 
     async def RemoveNode(
         self, request: pb.RemoveNodeRequest, context: CallContext
@@ -142,27 +139,22 @@ class Operator:
 
         Refuses: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.
         """
-        there = await self._elsewhere(
-            lambda node: node.admin.RemoveNode, request, context, Reason.NODE_CHANGE_UNKNOWN
-        )
-        if there is not None:
-            return there
-        async with self._one_at_a_time:
+
+        async def here() -> pb.RemoveNodeResponse:
             self._refuse_used(request.node)
             change = await self._changed(request.node, REMOVED, dry_run=request.dry_run)
-        return pb.RemoveNodeResponse(change=change)
+            return pb.RemoveNodeResponse(change=change)
+
+        unknown = Reason.NODE_CHANGE_UNKNOWN
+        return await self._led(lambda node: node.admin.RemoveNode, request, context, here, unknown)
 
     async def SetBack(self, request: pb.SetBackRequest, context: CallContext) -> pb.SetBackResponse:
         """Sets w back to the leader's clock; the operator knows how often it was set back before.
 
         Refuses: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER, SET_BACK_UNKNOWN.
         """
-        there = await self._elsewhere(
-            lambda node: node.admin.SetBack, request, context, Reason.SET_BACK_UNKNOWN
-        )
-        if there is not None:
-            return there
-        async with self._one_at_a_time:
+
+        async def here() -> pb.SetBackResponse:
             before = self._progress()
             if not request.dry_run and request.set_backs < before.set_backs:
                 return self._set_back(before)  # done by an earlier call
@@ -176,6 +168,9 @@ class Operator:
                     Reason.NOTHING_TO_SET_BACK, "It was never set back that often"
                 )
             return self._set_back(await self._commit_set_back(before))
+
+        unknown = Reason.SET_BACK_UNKNOWN
+        return await self._led(lambda node: node.admin.SetBack, request, context, here, unknown)
 
     def _progress(self) -> Progress:
         progress = self._control().progress
@@ -212,19 +207,23 @@ class Operator:
             floor=progress.floor,
         )
 
-    async def _elsewhere(
+    async def _led(
         self,
         method_of: Callable[[OtherNode], "grpc.aio.UnaryUnaryMultiCallable[_Request, _Answer]"],
         request: _Request,
         context: CallContext,
+        here: Callable[[], Awaitable[_Answer]],
         unknown: Reason,
-    ) -> _Answer | None:
-        """Returns the answer of the leader's node to the same call; None if this node leads.
+    ) -> _Answer:
+        """Answers a call if this node leads, one at a time; else the leader's node does.
 
         It refuses as that node does, as `unknown` if no reason was given; or as it knows no leader.
         """
-        if self._leads():
-            return None
+        cleaner = self._view.cleaner.status
+        # It leads also while it rests, and waits for frames of a lost folder.
+        if cleaner is not None and cleaner.is_in_term(monotonic_ms()):
+            async with self._one_at_a_time:
+                return await here()
         is_passed_on = context.caller.is_node
         address = None if is_passed_on else self._other_nodes.leader_address()
         if address is None:
@@ -234,11 +233,6 @@ class Operator:
             lambda node: node.ask(method_of(node), request, _TIMEOUT_S),
             unknown=unknown,
         )
-
-    def _leads(self) -> bool:
-        """Whether this node leads, even if it rests while it waits for frames of a lost folder."""
-        cleaner = self._view.cleaner.status
-        return cleaner is not None and cleaner.is_in_term(monotonic_ms())
 
     def _control(self) -> ControlState:
         cleaner = self._view.cleaner.status
@@ -323,7 +317,7 @@ class Operator:
         Refuses: `unknown`, if it takes too long; and what `is_committed` refuses.
         """
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(_WAIT_S):
                 while not is_committed():
                     self._send(word)
                     await asyncio.sleep(_AGAIN_S)

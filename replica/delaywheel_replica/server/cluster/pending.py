@@ -27,14 +27,11 @@ class PendingCount:
     def read(self, now_slot: int, done_slot: int) -> tuple[int, int]:
         """Returns messages, and bytes, from the done slot on."""
         if now_slot not in self._counted or done_slot > self._far_from:
-            self._read_far(now_slot, done_slot)
+            began_s, self._far_from = time.thread_time(), max(now_slot + _NEAR_S, done_slot)
+            rows = self._dial.pending(now_slot, self._far_from)
+            self._far = sum(row.messages for row in rows), sum(row.length_bytes for row in rows)
+            took_s = time.thread_time() - began_s
+            self._counted = range(now_slot, now_slot + int(took_s * _PAUSE_FACTOR))
         near = self._dial.rows(done_slot, self._far_from)
         messages, length_bytes = int(uncancelled(near).sum()), int(near["length_bytes"].sum())
         return self._far[0] + messages, self._far[1] + length_bytes
-
-    def _read_far(self, now_slot: int, done_slot: int) -> None:
-        began_s, self._far_from = time.thread_time(), max(now_slot + _NEAR_S, done_slot)
-        rows = self._dial.pending(now_slot, self._far_from)
-        self._far = sum(row.messages for row in rows), sum(row.length_bytes for row in rows)
-        took_s = time.thread_time() - began_s
-        self._counted = range(now_slot, now_slot + int(took_s * _PAUSE_FACTOR))

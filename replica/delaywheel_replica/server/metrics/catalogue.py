@@ -66,10 +66,6 @@ def _starts(scrape: Scrape) -> Values:
     )
 
 
-def _refusing(scrape: Scrape) -> Values:
-    return [] if scrape.refusal is None else [((scrape.refusal.reason.value,), 1)]
-
-
 def _refused_folder(scrape: Scrape) -> Values:
     if scrape.server is None:
         return []
@@ -81,17 +77,8 @@ def _refused_folder(scrape: Scrape) -> Values:
     return []
 
 
-def _refused_calls(scrape: Scrape) -> Values:
-    refused = scrape.sources.counts.refused_calls.copy()
-    return [((call, reason.value), calls) for (call, reason), calls in refused.items()]
-
-
 def _of_processes(value: Callable[[Process], Value]) -> Callable[[Scrape], Values]:
     return lambda scrape: by_label({name: value(p) for name, p in scrape.processes.items()})
-
-
-def _ledger_lag(scrape: Scrape) -> float | None:
-    return None if scrape.server is None else ledger_lag_frames(scrape.server.heartbeat)
 
 
 def _ledger_failing_s(scrape: Scrape) -> float:
@@ -115,7 +102,7 @@ _NODE: tuple[Spec, ...] = (
         "refusing",
         "1 for the reason why new messages are refused now.",
         ("reason",),
-        _refusing,
+        lambda s: [] if s.refusal is None else [((s.refusal.reason.value,), 1)],
     ),
     gauges(
         "folder_refused",
@@ -176,7 +163,10 @@ _ACCEPTING: tuple[Spec, ...] = (
         "refused_calls",
         "Calls, and requests of streams, refused as a whole.",
         ("call", "reason"),
-        _refused_calls,
+        lambda s: [
+            ((call, reason.value), calls)
+            for (call, reason), calls in s.sources.counts.refused_calls.copy().items()
+        ],
     ),
     counters(
         "quota_messages",
@@ -298,7 +288,7 @@ _LEDGER: tuple[Spec, ...] = (
     gauge(
         "ledger_lag_frames",
         "Frames of own wheels that are not in the published ledger yet.",
-        _ledger_lag,
+        lambda s: None if s.server is None else ledger_lag_frames(s.server.heartbeat),
     ),
     gauge(
         "ledger_failing_seconds",

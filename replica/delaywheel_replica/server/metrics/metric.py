@@ -110,11 +110,6 @@ def histograms(
     return Spec(PREFIX + name, MetricType.HISTOGRAM, text, labels, values)
 
 
-def one_of(values: Iterable[str], present: str | None) -> Values:
-    """Returns 1 for the present value and 0 for all others."""
-    return [((value,), float(value == present)) for value in values]
-
-
 def by_label(values: Mapping[str, float | None]) -> Values:
     """Returns the known values by one label."""
     return [((label,), value) for label, value in values.items() if value is not None]

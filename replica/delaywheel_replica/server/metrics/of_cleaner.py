@@ -25,7 +25,6 @@ from delaywheel_replica.server.metrics.metric import (
     gauge,
     gauges,
     histogram,
-    one_of,
 )
 from delaywheel_replica.server.metrics.scrape import Scrape
 
@@ -50,8 +49,8 @@ def _role(scrape: Scrape) -> Values:
     """Returns the cleaner's role; none while it is silent."""
     if scrape.cleaner is None:
         return []
-    is_fresh = scrape.cleaner.is_fresh(scrape.monotonic_ms)
-    return one_of(Role, scrape.cleaner.role if is_fresh else None)
+    present = scrape.cleaner.role if scrape.cleaner.is_fresh(scrape.monotonic_ms) else None
+    return [((role,), role is present) for role in Role]
 
 
 def _overdue_s(scrape: Scrape) -> float | None:

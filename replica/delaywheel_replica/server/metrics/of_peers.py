@@ -1,6 +1,6 @@
 """Metrics of replication: what this node and the other members hold."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.peers.states import Connection, Counters, PeerState
@@ -28,15 +28,6 @@ def _wheels(scrape: Scrape) -> Values:
         (("left",), len([wheel for wheel in own if wheel not in heartbeat.named])),
         (("mirror",), len(heartbeat.wheels) - len(own)),
     ]
-
-
-def _watermark_lag(scrape: Scrape) -> float | None:
-    reported = scrape.own_open
-    return None if reported is None else reported.applied - reported.high_watermark
-
-
-def _missing(scrape: Scrape) -> float | None:
-    return None if scrape.server is None else missing_frames(scrape.server.heartbeat)
 
 
 def _peer_lags(scrape: Scrape) -> Values:
@@ -83,27 +74,13 @@ def _heard_ages(scrape: Scrape) -> Values:
     )
 
 
-def _connected(peers: Mapping[str, PeerState]) -> Values:
-    return by_label(
-        {peer: float(s.connection is Connection.CONNECTED) for peer, s in peers.items()}
-    )
-
-
-def _refused(peers: Mapping[str, PeerState]) -> Values:
-    return [
-        ((peer, state.refusal.reason.value), 1)
-        for peer, state in peers.items()
-        if state.refusal is not None
-    ]
+def _of_each(value: Callable[[PeerState], float]) -> Callable[[Scrape], Values]:
+    """Returns a value of the connection to each peer."""
+    return lambda s: by_label({peer: value(state) for peer, state in s.peers.items()})
 
 
 def _traffic(name: str, text: str, count: Callable[[Counters], int]) -> Spec:
-    return counters(
-        name,
-        text,
-        ("peer",),
-        lambda s: by_label({peer: count(state.counters) for peer, state in s.peers.items()}),
-    )
+    return counters(name, text, ("peer",), _of_each(lambda state: count(state.counters)))
 
 
 PEER_METRICS: tuple[Spec, ...] = (
@@ -116,12 +93,12 @@ PEER_METRICS: tuple[Spec, ...] = (
     gauge(
         "high_watermark_lag_frames",
         "Frames of the open wheel that too few members are known to hold.",
-        _watermark_lag,
+        lambda s: None if (o := s.own_open) is None else o.applied - o.high_watermark,
     ),
     gauge(
         "missing_frames",
         "Frames that should be here and cannot be read; of many gaps, also what lies between.",
-        _missing,
+        lambda s: None if s.server is None else missing_frames(s.server.heartbeat),
     ),
     gauge("members", "Nodes of the cluster.", lambda s: len(s.sources.config.members)),
     gauge(
@@ -156,21 +133,23 @@ PEER_METRICS: tuple[Spec, ...] = (
         "peer_connected",
         "1 while all streams to and from a peer are up, else 0.",
         ("peer",),
-        lambda s: _connected(s.peers),
+        _of_each(lambda state: state.connection is Connection.CONNECTED),
     ),
     gauges(
         "peer_refused",
         "1 for the reason for which one of the two nodes refuses the other.",
         ("peer", "reason"),
-        lambda s: _refused(s.peers),
+        lambda s: [
+            ((peer, state.refusal.reason.value), 1)
+            for peer, state in s.peers.items()
+            if state.refusal is not None
+        ],
     ),
     gauges(
         "peer_settings_differ",
         "1 while `members` or `min_insync` of a peer are not this node's.",
         ("peer",),
-        lambda s: by_label(
-            {peer: float(state.rolling is not None) for peer, state in s.peers.items()}
-        ),
+        _of_each(lambda state: state.rolling is not None),
     ),
     _traffic("peer_sent_messages", "Messages sent to a peer.", lambda c: c.sent),
     _traffic("peer_sent_bytes", "Bytes of them.", lambda c: c.sent_bytes),

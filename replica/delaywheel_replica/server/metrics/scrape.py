@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Final
 
 from delaywheel.storage.files.handles import HandleCache
@@ -22,7 +21,7 @@ from delaywheel.storage.writing.dial import DialView, Pending
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.protocol.codec import MalformedError, from_json
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.handover.row_places import server_row_path
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.process.topic_counts import TOPICS_AT_MOST
@@ -167,28 +166,19 @@ class Scrape:
     @cached_property
     def disk(self) -> DiskSpace:
         """The file system's space."""
-        return _space(self.sources.disk, self.sources.config)
+        disk, config = self.sources.disk, self.sources.config
+        return DiskSpace(
+            size_bytes=shutil.disk_usage(config.data_dir).total,
+            free_bytes=disk.free_bytes(config.data_dir),
+            free_inodes=disk.free_inodes(config.data_dir),
+            reserve_bytes=config.disk_reserve_bytes,
+        )
 
     @cached_property
     def processes(self) -> Mapping[str, Process]:
-        """The running processes: server and cleaner."""
-        return _processes(self.cleaner)
-
-
-def _space(disk: PosixDisk, config: Config) -> DiskSpace:
-    data: Path = config.data_dir
-    return DiskSpace(
-        size_bytes=shutil.disk_usage(data).total,
-        free_bytes=disk.free_bytes(data),
-        free_inodes=disk.free_inodes(data),
-        reserve_bytes=config.disk_reserve_bytes,
-    )
-
-
-def _processes(cleaner: CleanerStatus | None) -> dict[str, Process]:
-    """Reads the processes; a silent cleaner may be dead and its pid reused."""
-    pids = {SERVER: os.getpid()}
-    if cleaner is not None and cleaner.is_fresh(monotonic_ms()):
-        pids[CLEANER] = cleaner.pid
-    found = {name: look_at(pid) for name, pid in pids.items()}
-    return {name: process for name, process in found.items() if process is not None}
+        """Those that run; a silent cleaner may be dead, and its pid another one's."""
+        pids = {SERVER: os.getpid()}
+        if self.cleaner is not None and self.cleaner.is_fresh(self.monotonic_ms):
+            pids[CLEANER] = self.cleaner.pid
+        found = {name: look_at(pid) for name, pid in pids.items()}
+        return {name: process for name, process in found.items() if process is not None}
