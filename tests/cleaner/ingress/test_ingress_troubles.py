@@ -116,6 +116,7 @@ def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_
             "ends before what was read of it, and is no longer read, from offset 1"
             in status.faults[0]
         )
+        assert site.topics.group_unread == {AT}
         site.topics.send(*asked(5_000))  # under an offset that was given before
     (outcome,) = site.written_to(NAMES.outcomes)
     report = json.loads(outcome.value or b"")

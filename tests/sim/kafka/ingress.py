@@ -122,8 +122,11 @@ class SimIngress:
         """None: it looks only at the end of committed records."""
         return frozenset()
 
-    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+    def report_to_group(
+        self, offsets: Mapping[IngressPartition, int], unread: AbstractSet[IngressPartition]
+    ) -> None:
         """Shows progress in the group's offsets, without waiting for the answer."""
+        del unread
         kafka, group = self._line.kafka, self._line.names.ingress_group
 
         def commit() -> None:

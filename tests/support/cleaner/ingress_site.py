@@ -89,6 +89,7 @@ class PretendedTopics:
         refuses: why Kafka refuses to be read.
         is_away: Kafka finds no topics.
         group_offsets: the offsets last committed for the group.
+        group_unread: which partitions it was told are not read.
         readers: how many were made.
     """
 
@@ -99,6 +100,7 @@ class PretendedTopics:
     refuses: str | Mapping[str, str] | None = None
     is_away: bool = False
     group_offsets: Mapping[IngressPartition, int] = field(default_factory=dict)
+    group_unread: AbstractSet[IngressPartition] = frozenset()
     readers: int = 0
     asked_for: list[AbstractSet[str]] = field(default_factory=list)
 
@@ -196,8 +198,10 @@ class PretendedReader:
             for at, position in self._positions.items()
         }
 
-    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        self._topics.group_offsets = dict(offsets)
+    def report_to_group(
+        self, offsets: Mapping[IngressPartition, int], unread: AbstractSet[IngressPartition]
+    ) -> None:
+        self._topics.group_offsets, self._topics.group_unread = dict(offsets), set(unread)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -233,15 +233,13 @@ class Ingress:
                 f"ingress partition {name_and_more(waiting)} waits with half messages, and all"
                 f" behind them, until {until}"
             )
-        cut_off = sorted(self._cut_off)
-        if cut_off:
+        if cut_off := self._cut_off:
             found.append(
-                f"ingress partition {name_and_more(cut_off)} ends before what was read of it, and"
-                f" is no longer read, from offset {self._cut_off[cut_off[0]]} on: send what lies"
-                " there again, then delete the topic, and let it be recreated"
+                f"ingress partition {name_and_more(sorted(cut_off))} ends before what was read of"
+                f" it, and is no longer read, from offset {cut_off[min(cut_off)]} on: send what"
+                " lies there again, then delete the topic, and let it be recreated"
             )
-        open_ = sorted(self._open)
-        if open_:
+        if open_ := sorted(self._open):
             found.append(
                 f"ingress partition {name_and_more(open_)} waits for a transaction that its"
                 " producer leaves open: Kafka aborts it after that producer's"
@@ -260,10 +258,10 @@ class Ingress:
             return None
         if self._term is None:
             return frozenset()
-        unread = self._term.unread
-        avoided = unread | self._open
+        cut_off = self._term.cut_off.keys()
+        avoided = cut_off | self._open
         are_others_left = any(at[0] == own and at not in avoided for at in self._term.offsets)
-        chosen = avoided if are_others_left else unread
+        chosen = avoided if are_others_left else cut_off
         return frozenset(number for topic, number in chosen if topic == own)
 
     def status(self) -> IngressStatus | None:
@@ -436,7 +434,10 @@ class Ingress:
 
     @property
     def _cut_off(self) -> Mapping[IngressPartition, int]:
-        return {} if self._term is None else self._term.cut_off
+        if self._term is None:
+            return {}
+        found = self._term.offsets
+        return {at: end for at, end in self._term.cut_off.items() if at in found}
 
     @property
     def _open(self) -> AbstractSet[IngressPartition]:
@@ -525,4 +526,5 @@ class Ingress:
             self._report_group_at = now_s + REPORT_GROUP_S
             self._report_again_at = now_s + REPORT_AGAIN_S
             self._is_group_behind = False
-            self._reader.report_to_group(self._term.offsets)
+            unread = self._term.done | self._term.cut_off.keys()
+            self._reader.report_to_group(self._term.offsets, unread)

@@ -58,7 +58,8 @@ class IngressThread:
         self._least_ends: dict[IngressPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
         self._paused: AbstractSet[IngressPartition] = frozenset()
-        self._group_offsets: Mapping[IngressPartition, int] = {}
+        self._to_report: tuple[Mapping[IngressPartition, int], AbstractSet[IngressPartition]]
+        self._to_report = {}, frozenset()
         # For the leader.
         self._fetched: list[Fetched] = []
         self._fault: KafkaAway | None = None
@@ -120,10 +121,12 @@ class IngressThread:
         """Returns the partitions that are held up by a transaction that stays open."""
         return self._open
 
-    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        """Shows progress in the consumer group's offsets: for operators, nothing reads them."""
+    def report_to_group(
+        self, offsets: Mapping[IngressPartition, int], unread: AbstractSet[IngressPartition]
+    ) -> None:
+        """Shows progress in the consumer group's offsets, and which partitions are not read."""
         with self._changed:
-            self._group_offsets = dict(offsets)
+            self._to_report = dict(offsets), frozenset(unread)
             self._changed.notify()
 
     def close(self) -> None:
@@ -154,16 +157,16 @@ class IngressThread:
         lags_at, renew_at = 0.0, float("inf")
         while True:
             with self._changed:
-                while not (self._closing or self._group_offsets or self._reads):
+                while not (self._closing or self._to_report[0] or self._reads):
                     self._changed.wait()
                 if self._closing:
                     return
                 positions = dict(self._positions)
-                offsets, self._group_offsets = self._group_offsets, {}
+                report, self._to_report = self._to_report, ({}, frozenset())
                 least_ends = dict(self._least_ends)
                 reads, paused = self._reads, self._paused
             reader.assign(positions, least_ends)
-            reader.report_to_group(offsets)
+            reader.report_to_group(*report)
             if time.monotonic() >= renew_at:
                 return
             if reads:

@@ -172,28 +172,30 @@ class IngressReader:
             return int(self._consumer.get_watermark_offsets(TopicPartition(*at), LOOK_S)[1])
         return None
 
-    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+    def report_to_group(
+        self, offsets: Mapping[IngressPartition, int], unread: AbstractSet[IngressPartition]
+    ) -> None:
         """Shows progress in the consumer group's offsets; the next call makes up for a failure."""
         if offsets:
-            notes = {topic: self._note(topic, offsets) for topic, _ in offsets}
+            notes = self._notes(offsets.keys(), unread)
             next_offsets = [
                 TopicPartition(*at, offset, notes[at[0]]) for at, offset in offsets.items()
             ]
             with contextlib.suppress(KafkaException):
                 self._consumer.commit(offsets=next_offsets, asynchronous=True)
 
-    def _note(self, topic: str, offsets: Collection[IngressPartition]) -> str:
-        """Says what is taken, and of a topic with partitions that are cut off, which are read."""
-        if self._limits is None:
-            return ""
-        there = sorted(number for name, number in offsets if name == topic)
-        read = [
-            number
-            for number in there
-            if (topic, number) in self._positions and (topic, number) not in self._cut_off
-        ]
-        are_named = tuple(read[:PARTITIONS_NAMED]) if len(read) < len(there) else ()
-        return self._limits._replace(read=are_named).as_note()
+    def _notes(
+        self, partitions: AbstractSet[IngressPartition], unread: AbstractSet[IngressPartition]
+    ) -> dict[str, str]:
+        """Says of each topic what is taken, and if some partitions are not read, which ones are."""
+        limits = self._limits
+        if limits is None:
+            return {topic: "" for topic, _ in partitions}
+        notes = dict.fromkeys({topic for topic, _ in partitions}, limits.as_note())
+        for topic in {topic for topic, _ in partitions & unread}:
+            read = sorted(number for name, number in partitions - unread if name == topic)
+            notes[topic] = limits._replace(read=tuple(read[:PARTITIONS_NAMED])).as_note()
+        return notes
 
     def _take_commit_result(self, error: KafkaError | None, _: object) -> None:
         """Logs that the group may not commit offsets, once each time this begins."""

@@ -226,8 +226,10 @@ class IngressPort(Protocol):
     def open_transactions(self) -> AbstractSet[IngressPartition]:
         """Returns the partitions that are held up by a transaction that stays open."""
 
-    def report_to_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        """Shows progress in the consumer group's offsets: for operators, nothing reads them."""
+    def report_to_group(
+        self, offsets: Mapping[IngressPartition, int], unread: AbstractSet[IngressPartition]
+    ) -> None:
+        """Shows progress in the consumer group's offsets, and which partitions are not read."""
 
     def close(self) -> None:
         """Closes the reader."""

@@ -152,17 +152,13 @@ class IngressTerm:
 
     @property
     def cut_off(self) -> dict[IngressPartition, int]:
-        """Returns the partitions that end too early, and from which offset on none is read."""
-        return {
-            at: intake.cut_off for at, intake in self._intakes.items() if intake.cut_off is not None
-        }
+        """Returns the partitions that end too early, and from which offset on none is read.
 
-    @property
-    def unread(self) -> frozenset[IngressPartition]:
-        """Returns the same, with those of topics that were not found yet, as committed before."""
-        committed = self._waited_for.items()
-        earlier = (at for at, record in committed if record.cut_off is not None)
-        return frozenset({*self.cut_off, *earlier})
+        Those of topics that were not found yet are among them, as committed before.
+        """
+        known: dict[IngressPartition, IngressRecord | Intake] = {**self._waited_for}
+        ends = {at: each.cut_off for at, each in (known | self._intakes).items()}
+        return {at: end for at, end in ends.items() if end is not None}
 
     @property
     def done(self) -> frozenset[IngressPartition]:

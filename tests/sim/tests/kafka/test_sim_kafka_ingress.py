@@ -142,6 +142,6 @@ def test_a_missing_topic_is_reported_at_intervals(ingress: Ingress) -> None:
 
 
 def test_the_group_shows_the_committed_offset(ingress: Ingress) -> None:
-    ingress.reader.report_to_group({AT: 5})
+    ingress.reader.report_to_group({AT: 5}, frozenset())
     ingress.settle()
     assert ingress.kafka.group_offset(NAMES.ingress_group, *AT) == 5
