@@ -136,8 +136,8 @@ class DefersEach(DeadLetters):
 
     def plan(self, rows: DueRows, ahead: object = None) -> Plan:
         del ahead
-        dues_ms = np.arange(len(rows)) + LATER_MS
-        deferred = Patience(NAMES.ingress, PATIENCE_S).deferred(rows, dues_ms, 0, NOW_MS)
+        left_ms = np.arange(len(rows)) + LATER_MS
+        deferred = Patience(NAMES.ingress, PATIENCE_S).deferred(rows, left_ms, 0, 0, NOW_MS)
         return Plan(rows.take(slice(0)), deferred=deferred, batch_limits={NAMES.ingress: 500})
 
     def committed(self) -> None:
@@ -382,7 +382,7 @@ def test_nothing_goes_to_partitions_of_the_ingress_topic_that_are_no_longer_read
     ingress = replace(PRESENT, partitions=4)
     kafka = Kafka({"bad": BAD, NAMES.ingress: ingress})
     judging = judge(kafka)
-    judging.unread = frozenset({0, 1, 3})
+    judging.unread = lambda: frozenset({0, 1, 3})
     halves = replace(keyed(kafka, [b"%d" % n for n in range(9)], [-1] * 9), topics=[NAMES.ingress])
     run_once(kafka, judging, rows_of("bad"))
     for _ in range(4):
@@ -392,14 +392,14 @@ def test_nothing_goes_to_partitions_of_the_ingress_topic_that_are_no_longer_read
         assert deferring.deferred.partitions.tolist() == [2]
         assert (passing.rows.partitions.tolist(), passing.dead) == ([2] * 9, [])
         assert not judging.are_untaken(passing.rows)
-    for unread in (frozenset(range(4)), None):
+    for unread in (lambda: frozenset(range(4)), lambda: None):
         judging.unread = unread
         for rows in (rows_of("bad"), halves):
             plan = run_once(kafka, judging, rows)
             assert plan is not None
             assert {each.reason for each in plan.dead} == {DeadReason.TOPIC_UNAVAILABLE}
             assert not len(plan.rows)
-    judging.unread = frozenset()
+    judging.unread = frozenset
     plan = run_once(kafka, judging, halves)
     assert plan is not None
     assert set(plan.rows.partitions.tolist()) == {-1}, "Kafka's client chooses"
@@ -416,8 +416,8 @@ class DefersAll(DeadLetters):
         del ahead
         if not len(rows):
             return Plan(rows)
-        dues_ms = self.patience.next_dues_ms(rows, 0, self.leader.now_ms)
-        sent = self.patience.deferred(rows, dues_ms, 2, self.leader.now_ms)
+        left_ms = self.patience.left_ms(rows, self.leader.now_ms)
+        sent = self.patience.deferred(rows, left_ms, 0, 2, self.leader.now_ms)
         return Plan(rows.take(slice(0)), deferred=sent)
 
     def committed(self) -> None:
@@ -473,9 +473,9 @@ def test_a_message_in_no_wheel_has_no_acceptance_that_ends() -> None:
     rows = rows_of("bad")
     direct = replace(rows, wheels=[Direct("in", 1)])
     patience = Patience(NAMES.ingress, PATIENCE_S)
-    dues = np.array([NOW_MS])
-    assert len(list(outcomes.deferred(NAMES, patience.deferred(rows, dues, 0, NOW_MS)))) == 1
-    assert not list(outcomes.deferred(NAMES, patience.deferred(direct, dues, 0, NOW_MS)))
+    left = np.array([1])
+    assert len(list(outcomes.deferred(NAMES, patience.deferred(rows, left, 0, 0, NOW_MS)))) == 1
+    assert not list(outcomes.deferred(NAMES, patience.deferred(direct, left, 0, 0, NOW_MS)))
 
 
 def test_the_time_to_live_counts_from_the_first_due() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery import dead_letters
 from delaywheel_replica.cleaner.delivery.bisection import Trial, TrialResult, _Lane
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
-from delaywheel_replica.cleaner.delivery.deferring import _deferred_ms
+from delaywheel_replica.cleaner.delivery.deferring import Patience
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.troubles import (
@@ -39,7 +42,10 @@ def patience_after_patience() -> list[Patch]:
 
 
 def patience_begins_anew() -> list[Patch]:
-    return [everywhere(_deferred_ms, lambda _headers, now_ms: now_ms)]
+    def left_ms(self: Patience, rows: DueRows, _now_ms: int) -> NDArray[np.int64]:
+        return np.full(len(rows), self._of_ms(rows))
+
+    return [instead(Patience, "left_ms", left_ms)]
 
 
 def defers_whole_topics() -> list[Patch]:

@@ -176,7 +176,8 @@ class DeadLetters:
 
     Attributes:
         is_careful: Messages had better not go where a broker that leaves may keep the id.
-        unread: Partitions of the ingress topic that no leader reads any further; None: it is off.
+        unread: Returns the partitions of the ingress topic that no leader reads any further; None:
+            none of them is read. Called only where something might go there.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class DeadLetters:
             patience: How messages are deferred; None: they are not.
         """
         self.is_careful = False
-        self.unread: AbstractSet[int] | None = frozenset()
+        self.unread: Callable[[], AbstractSet[int] | None] = frozenset
         self._topics = topics
         self._bisection = trials
         self._names = names
@@ -379,8 +380,8 @@ class DeadLetters:
             if topic is None or not (topic.needs_all_brokers and self._defers(name)):
                 continue
             mine = np.flatnonzero(rows.topic_numbers == number)
-            dues_ms = self._patience.next_dues_ms(rows.take(mine), 0, self._wall_ms())
-            spared[mine] = dues_ms > 0  # those whose patience has ended go all the same
+            left_ms = self._patience.left_ms(rows.take(mine), self._wall_ms())
+            spared[mine] = left_ms > 0  # those whose patience has ended go all the same
         return spared
 
     def _prune(self, names: set[str], now: float) -> None:
@@ -508,14 +509,14 @@ class DeadLetters:
     ) -> tuple[DueRows, NDArray[np.bool_]]:
         """Returns these rows, and which of them go where nothing is taken.
 
-        Of a topic that is well in part, messages that may go anywhere go there, to one partition.
-        That are all that go to the ingress topic, keys or not.
+        Of a topic that is well in part, messages that may go anywhere go to one partition of that
+        part. On the ingress topic those with keys may, too.
         """
         stuck = np.zeros(len(rows), np.bool_)
         records = rows.records
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]
-            is_unread = name == self._names.ingress and self.unread != frozenset()
+            is_unread = name == self._names.ingress and self.unread() != frozenset()
             if self._troubles.cause(name) is None and not is_unread:
                 continue
             mine = np.flatnonzero(rows.topic_numbers == number)
@@ -548,7 +549,7 @@ class DeadLetters:
         """Returns the partitions that take messages, as far as is known."""
         if topic is None or topic.state not in (TopicState.PRESENT, *TAKES_NOTHING):
             return ()
-        shut = self.unread if name == self._names.ingress else frozenset[int]()
+        shut = self.unread() if name == self._names.ingress else frozenset[int]()
         if shut is None:
             return ()
         if self._troubles.cause(name) is not None:
@@ -659,7 +660,7 @@ class DeadLetters:
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]
             mine = rows.take(rows.topic_numbers == number)
-            cause = self._troubles.cause(name) or "Nothing reads its partitions any further"
+            cause = self._troubles.cause(name) or "None of its partitions is read"
             if taken_in and self._defers(name):
                 later, mine = self._deferred(mine, taken_in, now)
                 deferred.append(later)
@@ -676,15 +677,15 @@ class DeadLetters:
         (name,) = rows.topic_names()
         now_ms = self._wall_ms()
         waited_ms = self._troubles.waited_ms(name, now)
-        dues_ms = self._patience.next_dues_ms(rows, waited_ms, now_ms)
+        left_ms = self._patience.left_ms(rows, now_ms)
         partition = taken_in[self._turn % len(taken_in)]
         self._turn += 1
-        sent = self._patience.deferred(rows, dues_ms, partition, now_ms)
+        sent = self._patience.deferred(rows, left_ms, waited_ms, partition, now_ms)
         known = self._topics.find({self._patience.ingress})
         unsuited = find_unsuited(
             sent, known, self._names, compresses=self._compresses, now_ms=now_ms
         )
-        fits = dues_ms > 0
+        fits = left_ms > 0
         fits[[*unsuited]] = False
         return sent.take(fits), rows.take(~fits)
 

@@ -64,29 +64,41 @@ class Patience:
         """Returns how many seconds messages for a topic wait."""
         return next((s for pattern, s in self.of_topics if pattern.fits(topic)), self.seconds)
 
-    def next_dues_ms(self, rows: DueRows, waited_ms: int, now_ms: int) -> NDArray[np.int64]:
-        """Returns the dues at which messages of one topic come back; 0: their patience has ended.
-
-        Their topic has taken nothing for `waited_ms`.
-        """
-        since_ms = np.array(_all_deferred_ms(rows, now_ms), np.int64)
-        (topic,) = rows.topic_names()
-        left_ms = since_ms + round(self.of(topic) * 1000) - now_ms
-        waits_ms = np.maximum(now_ms - since_ms, waited_ms) // 2
-        waits_ms = np.minimum(np.minimum(waits_ms, left_ms), self.span_ms // 2)
-        dues_ms = now_ms + np.maximum(waits_ms, LEAST_WAIT_MS)
-        return np.where(left_ms > 0, _apart(rows, dues_ms), 0)
+    def left_ms(self, rows: DueRows, now_ms: int) -> NDArray[np.int64]:
+        """Returns how long each message of one topic waits from now on; 0 or less: no longer."""
+        before = Counter[bytes]()
+        since_ms = []
+        for id_, headers in zip(rows.records["id"].tolist(), rows.headers(), strict=True):
+            since_ms.append(int(last_of(headers, FIRST_DEFERRED) or now_ms + before[id_]))
+            before[id_] += 1
+        return np.array(since_ms, np.int64) + self._of_ms(rows) - now_ms
 
     def deferred(
-        self, rows: DueRows, dues_ms: NDArray[np.int64], partition: int, now_ms: int
+        self,
+        rows: DueRows,
+        left_ms: NDArray[np.int64],
+        waited_ms: int,
+        partition: int,
+        now_ms: int,
     ) -> DueRows:
-        """Returns messages as they go to this partition of the ingress topic, for new dues."""
-        times_ms = iter([*zip(dues_ms.tolist(), _all_deferred_ms(rows, now_ms), strict=True)])
+        """Returns messages of one topic as they go to this partition of the ingress topic.
+
+        `left_ms` of their patience is left, and their topic has taken nothing for `waited_ms`.
+        """
+        since_ms = now_ms + left_ms - self._of_ms(rows)
+        waits_ms = np.maximum(now_ms - since_ms, waited_ms) // 2
+        waits_ms = np.minimum(np.minimum(waits_ms, left_ms), self.span_ms // 2)
+        dues_ms = _apart(rows, (now_ms + np.maximum(waits_ms, LEAST_WAIT_MS)).tolist())
+        times_ms = iter([*zip(dues_ms, since_ms.tolist(), strict=True)])
         return rewritten(
             rows,
             np.arange(len(rows)),
             lambda message: self._sent(message, *next(times_ms), partition),
         )
+
+    def _of_ms(self, rows: DueRows) -> int:
+        (topic,) = rows.topic_names()
+        return round(self.of(topic) * 1000)
 
     def _sent(self, message: DueMessage, due_ms: int, since_ms: int, partition: int) -> AsSent:
         first_ms = first_due_ms(message.headers, message.due_ms)
@@ -107,32 +119,17 @@ def first_due_ms(headers: Iterable[tuple[str, bytes | None]], due_ms: int) -> in
     return int(last_of(headers, FIRST_DUE) or due_ms)
 
 
-def _all_deferred_ms(rows: DueRows, now_ms: int) -> list[int]:
-    """Returns when messages were deferred at first: from now on, if they were not."""
-    before = Counter[bytes]()
-    found = []
-    for id_, headers in zip(rows.records["id"].tolist(), rows.headers(), strict=True):
-        found.append(_deferred_ms(headers, now_ms + before[id_]))
-        before[id_] += 1
-    return found
-
-
-def _apart(rows: DueRows, dues_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+def _apart(rows: DueRows, dues_ms: list[int]) -> list[int]:
     """Returns these dues, or later ones, so that no two messages with one id have the same."""
     next_ms = dict[tuple[bytes, int], int]()  # of a due that is taken: which one to try next
     apart_ms = []
-    for id_, wanted_ms in zip(rows.records["id"].tolist(), dues_ms.tolist(), strict=True):
+    for id_, wanted_ms in zip(rows.records["id"].tolist(), dues_ms, strict=True):
         due_ms = wanted_ms
         while (id_, due_ms) in next_ms:
             due_ms = next_ms[id_, due_ms]
         next_ms[id_, wanted_ms] = next_ms[id_, due_ms] = due_ms + 1
         apart_ms.append(due_ms)
-    return np.array(apart_ms, np.int64)
-
-
-def _deferred_ms(headers: Iterable[tuple[str, bytes | None]], now_ms: int) -> int:
-    """Returns when a message was deferred at first: now, if it was not."""
-    return int(last_of(headers, FIRST_DEFERRED) or now_ms)
+    return apart_ms
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -174,6 +174,7 @@ class Forwarder:
         # The messages of each id's last transaction.
         self._last: dict[int, DueRows] = {}
         producers.is_untaken = lambda: self._dead_letters.are_untaken(self._written)
+        dead_letters.unread = lambda: frozenset() if self.ingress is None else self.ingress.unread
 
     def start_forwarding(self) -> None:
         """Starts to forward messages; before, there are only idle commits."""
@@ -289,8 +290,6 @@ class Forwarder:
         """Returns what becomes of messages and direct ones, and all of these together."""
         rows = joined_with(messages, taken.rows)
         self._dead_letters.is_careful = self.ids.is_scarce
-        if self.ingress is not None and len(rows):
-            self._dead_letters.unread = self.ingress.unread
         return self._dead_letters.plan(rows, self._reader.topics_ahead), rows
 
     def transact(self, planned: Planned, situation: Situation, timeout_ms: int) -> Transacted:
@@ -480,7 +479,7 @@ class Forwarder:
         names = self._names
         forwarded = list[DueRows]()
         portions = self._quota.portions(round(self._monotonic() * 1000))
-        for rows, ends_batch in _portions(_batches(plan.rows, plan.batch_limits), portions):
+        for rows in own.by_batch(_portions(_batches(plan.rows, plan.batch_limits), portions)):
             records = outcomes.forwarded(names, rows, situation.now_ms)
             refused = self._producers.write(number, records)
             written = rows
@@ -491,15 +490,11 @@ class Forwarder:
                 dead += [condemn(m, r.reason) for m, r in zip(chosen, refused, strict=True)]
             forwarded.append(written)
             self._sent_bytes += wire_bytes(len(rows), rows.length_bytes)
-            if ends_batch and not own.flush():
-                break
         self._write_dead(dead, own)
         if names.ingress in plan.batch_limits and len(plan.deferred):
             own.flush()  # or they would be in one batch with halves that went there
-        for rows, ends_batch in _batches(plan.deferred, plan.batch_limits):
+        for rows in own.by_batch(_batches(plan.deferred, plan.batch_limits)):
             own.write(outcomes.forwarded(names, rows, situation.now_ms))
-            if ends_batch:
-                own.flush()
         own.write(outcomes.deferred(names, plan.deferred))
         unasked = self._ask(halves.letters_of(step, names), situation, own)
         dead += unasked
@@ -568,6 +563,16 @@ class _OwnRecords:
             fitting.append(record)
         if fitting:
             self._producers.write_own(self._number, fitting)
+
+    def by_batch(self, batches: Iterable[tuple[DueRows, bool]]) -> Iterator[DueRows]:
+        """Returns what to write next, after the brokers have the batches before it.
+
+        Nothing more comes once the transaction has failed.
+        """
+        for rows, ends_batch in batches:
+            yield rows
+            if ends_batch and not self.flush():
+                return
 
     def flush(self) -> bool:
         """Waits until the brokers have everything written so far; False: the transaction failed."""

@@ -72,7 +72,7 @@ class LoopTransport:
 
 
 class LoopNews:
-    """Is told once; who waits is woken in order.
+    """Wakes the tasks that wait, in their order, and lets none wait any more.
 
     Without `asyncio.timeout`: in a task that cleans up after it was cancelled that raises
     CancelledError once its time is over (before Python 3.11.3; Debian 12 has 3.11.2).
