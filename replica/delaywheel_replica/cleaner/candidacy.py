@@ -15,7 +15,7 @@ from functools import partial
 
 from delaywheel.transactional import MAX_CALL_MS
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower, ControlTopicBroken
-from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
+from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import (
     IDS,
     ControlUnreadable,
@@ -92,7 +92,7 @@ class Candidacy:
         node: str,
         control_topic: str,
         on_event: Callable[[], None] = lambda: None,
-        clock: Clock | None = None,
+        clock: Clock,
         runner: Runner | None = None,
         init_runner: Runner | None = None,
     ) -> None:
@@ -132,7 +132,7 @@ class Candidacy:
         self._started = 0
         self._ended = 0
         self._follow_at = 0.0
-        self._clock = clock or SystemClock()
+        self._clock = clock
         self._runner = runner or ThreadRunner(IDS, job="candidacy", call="init")
         # One each: an id that a broker keeps which is away holds up no other.
         self._init_runners = [

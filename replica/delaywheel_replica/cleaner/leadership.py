@@ -26,7 +26,7 @@ from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Tran
 from delaywheel_replica.cleaner.delivery.outcomes import topic_asked_for
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
-from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
+from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, IDS, ProducersPort
 from delaywheel_replica.cleaner.row_keeper import QUIET_ROW_S, READING_MS, View, Waiting
 from delaywheel_replica.cleaner.tallies import Tallies
@@ -119,7 +119,7 @@ class Leadership:
         follower: ControlFollower,
         make_forwarder: MakeForwarder,
         *,
-        clock: Clock | None = None,
+        clock: Clock,
         on_dead: Callable[[Iterable[DeadLetter]], object] = lambda _: None,
     ) -> None:
         """Begins as a standby; calls `on_dead` with messages committed as dead letters."""
@@ -129,7 +129,7 @@ class Leadership:
         self._candidacy = candidacy
         self._follower = follower
         self._make_forwarder = make_forwarder
-        self._clock = clock or SystemClock()
+        self._clock = clock
         self._log = TermLog(self._clock.monotonic)
         self._eligibility = Eligibility(config.max_clock_skew_ms, config.max_clock_dispute_ms)
         self._control_offset = -1
@@ -388,7 +388,7 @@ class Leadership:
         everything since a second that cannot be read.
         """
         forwarder, progress = self._forwarder, self._shown.progress
-        if forwarder is not None and forwarder.forwarding:
+        if forwarder is not None and forwarder.forwards:
             due_ms = forwarder.oldest_waiting_ms()
         else:
             due_ms = None if progress is None else progress.due_ms
@@ -489,7 +489,7 @@ class Leadership:
             case StartForwarding():
                 assert self._forwarder is not None
                 self._set_back_from = None
-                self._forwarder.start_forwarding()
+                self._forwarder.forwards = True
             case IdleCommit():
                 self._commit_wanted = True
             case DestroyProducers():
@@ -520,7 +520,7 @@ class Leadership:
 
     def _leave_term(self) -> None:
         if self._forwarder is not None:
-            self._forwarder.close()
+            self._forwarder.ingress.close()
             self._shown = self._forwarder.state
             self._candidacy.last_marks = self._forwarder.ids.last_marks(self._shown.leaders)
             self._candidacy.last_left_out = self._shown.left_out.ids

@@ -242,11 +242,12 @@ class Cleaner:
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         config = self._config
         self._dead_letters.begin_term(state.progress)
-        forwarder = Forwarder(
+        return Forwarder(
             state,
             producers,
             self._reader,
             self._dead_letters,
+            self._ingress(),
             names=self._names,
             cluster=Cluster(
                 nodes=tuple(sorted(config.members)),
@@ -264,8 +265,6 @@ class Cleaner:
             ),
             monotonic=self._clock.monotonic,
         )
-        forwarder.ingress = self._ingress()
-        return forwarder
 
     def _ingress(self) -> Ingress:
         config = self._config

@@ -29,6 +29,7 @@ from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US, Tally
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames
+from support.cleaner.committing import no_ingress
 
 DUE_MS = 1_700_000_000_000
 PROGRESS = Progress(DUE_MS - 500, None, {}, 0)
@@ -86,6 +87,7 @@ def forwarder_to(producers: Refusing, letters: DeadLetters | None = None) -> For
         cast("Any", producers),
         Mock(spec=DueReader),
         letters or Mock(spec=DeadLetters),
+        no_ingress(),
         names=KafkaNames("c"),
         cluster=Cluster(("a",), 1, 60),
         caps=CapLimits(100, 1 << 20, 1_000, 1 << 20),

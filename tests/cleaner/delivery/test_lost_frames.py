@@ -30,7 +30,7 @@ from delaywheel_replica.core.protocol.frames import FrameName
 from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.kafka_settings import KafkaNames
-from support.cleaner.committing import CommittingProducers
+from support.cleaner.committing import CommittingProducers, no_ingress
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 from support.due.wheels import Sent, Wheels, wheels_in_memory
 
@@ -89,6 +89,7 @@ class Leader:
             self.producers,
             self.reader,
             Everything(),
+            no_ingress(),
             names=NAMES,
             cluster=Cluster(tuple(record.members), record.min_insync, 60),
             caps=CapLimits(100, 1 << 20, 100, 1 << 20),
@@ -103,7 +104,7 @@ class Leader:
         self.now_ms += 100
         own = self.heartbeats["a"]
         if holds_progress(self.state, own):
-            self.forwarder.start_forwarding()
+            self.forwarder.forwards = True
         planned = self.forwarder.next_step(self.now_ms, takeable(self.state, own, self.heartbeats))
         situation = Situation(
             self.now_ms, "a", self.heartbeats, self.answers, *looked_for(self.lacks)
@@ -233,6 +234,6 @@ def test_frames_that_were_taken_account_of_and_are_gone_end_with_their_wheel(
     assert [(o["seq"], o["last_seq"]) for o in leader.producers.outcomes()] == [(5, 6)]
     assert holds_progress(leader.state, leader.heartbeats["a"])
     leader.run_once()
-    assert leader.forwarder.forwarding
+    assert leader.forwarder.forwards
     assert leader.producers.ids() == [1, 2, 3, 4]
     leader.reader.close()

@@ -39,7 +39,7 @@ from delaywheel_replica.core.protocol.control import (
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
-from support.cleaner.committing import CommittingProducers
+from support.cleaner.committing import CommittingProducers, no_ingress
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 from support.due.rows import due_rows
 from support.due.wheels import Sent, Wheels
@@ -173,11 +173,12 @@ class Leader:
             self.producers,
             self.reader,
             OneBadTopic(),
+            no_ingress(),
             names=NAMES,
             cluster=Cluster(("a", "b"), 1, 60),
             caps=CapLimits(3, 1 << 20, 3, 1 << 20),
         )
-        self.forwarder.start_forwarding()
+        self.forwarder.forwards = True
 
     def run_once(self, pass_ms: int = 0) -> Account:
         """One transaction after another, until nothing is due."""

@@ -589,5 +589,5 @@ def test_lag_is_what_is_not_settled(site: Site) -> None:
     assert status.lags == {f"{TOPIC}/0": 2, f"{TOPIC}/1": 1}
     assert status.held_bytes > 0
     assert site.ingress.fileno == 99
-    site.forwarder.close()
+    site.ingress.close()
     assert site.ingress.fileno is None

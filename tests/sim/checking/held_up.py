@@ -198,5 +198,5 @@ class WatchedDeadLetters(DeadLetters):
                 )
                 self._held_s = 0.0
         plan = super().plan(rows, ahead)
-        self._at, self._holding = now, isinstance(plan, Hold) and plan.for_topics
+        self._at, self._holding = now, isinstance(plan, Hold) and bool(plan.topics)
         return plan

@@ -312,11 +312,12 @@ class SimCleaner:
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         settings = self._settings
         self._dead_letters.begin_term(state.progress)
-        forwarder = Forwarder(
+        return Forwarder(
             state,
             producers,
             self._reader,
             self._dead_letters,
+            self._made_ingress(),
             names=self._world.names,
             cluster=Cluster(
                 nodes=self._members,
@@ -332,8 +333,6 @@ class SimCleaner:
             ),
             monotonic=self.monotonic,
         )
-        forwarder.ingress = self._made_ingress()
-        return forwarder
 
     def _made_ingress(self) -> Ingress:
         node, names, settings = self.node, self._world.names, self._settings

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
 from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
+from delaywheel_replica.cleaner.outside.clocks import SystemClock
 from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
+from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
+from delaywheel_replica.kafka_settings import KafkaNames
 
 T = TypeVar("T")
 
@@ -90,3 +94,12 @@ class AtOnce:
 
     def close(self) -> None:
         """Nothing runs."""
+
+
+def no_ingress() -> Ingress:
+    """The ingress of a cluster without ingress topics."""
+    settings = IngressSettings(
+        KafkaNames("c"), frozenset(), IngressRules({}, 1, frozenset()), span_ms=1, letter_bytes=1
+    )
+    nothing = cast("Any", None)
+    return Ingress(nothing, lambda: None, settings, runner=AtOnce(), clock=SystemClock())

@@ -355,13 +355,13 @@ class Site:
             self.producers,
             reader,
             self._dead_letters,
+            self.ingress,
             names=NAMES,
             cluster=Cluster(("a", "b"), 1, LATE_WINDOW_S),
             caps=CapLimits(8, 1 << 20, 64, 1 << 20, own_batch_bytes=LETTER_BYTES),
             monotonic=self.clock.monotonic,
         )
-        self.forwarder.ingress = self.ingress
-        self.forwarder.start_forwarding()
+        self.forwarder.forwards = True
 
     def close(self) -> None:
         for reader in self.readers:

@@ -27,7 +27,7 @@ from sim.kafka.ports import SimKafkaClient
 from sim.machine.clocks import SimClock
 from sim.machine.scheduler import Scheduler
 from sim.nodes.cleaner import Tasks
-from support.cleaner.committing import AllGoes
+from support.cleaner.committing import AllGoes, no_ingress
 from support.core.values import heartbeat
 
 NAMES = KafkaNames("c")
@@ -167,6 +167,7 @@ class Place:
             producers,
             self._reader,
             AllGoes(),
+            no_ingress(),
             names=NAMES,
             cluster=Cluster(
                 nodes=NODES, min_insync=len(NODES) + 1 - self._required, late_window_s=5

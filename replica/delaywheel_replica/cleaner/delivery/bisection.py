@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -224,25 +225,11 @@ class Bisection:
         deadline = self._clock.monotonic() + SEARCH_S
         free = sorted(self._lanes, key=lambda lane: lane.stuck)
         shares = [(lane, names[n::LANES]) for n, lane in enumerate(free) if names[n::LANES]]
-        calls = [_Call(lane, rows, share, everywhere, deadline) for lane, share in shares]
+        calls = [partial(lane.search, rows, share, everywhere, deadline) for lane, share in shares]
         findings = Findings()
         for found in self._runner.together(calls):
             findings.add(found)
         return findings
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The work of one lane."""
-
-    lane: _Lane
-    rows: DueRows
-    names: Sequence[str]
-    everywhere: Mapping[str, int]
-    deadline: float
-
-    def __call__(self) -> Findings:
-        return self.lane.search(self.rows, self.names, self.everywhere, self.deadline)
 
 
 class _Lane:

@@ -132,11 +132,6 @@ class Hold:
     why: str
     topics: frozenset[str] = frozenset()
 
-    @property
-    def for_topics(self) -> bool:
-        """Whether topics are waited for."""
-        return bool(self.topics)
-
 
 class _Questions:
     """Topics whose answers from Kafka are awaited for due messages, and since when."""
@@ -308,7 +303,7 @@ class DeadLetters:
         alive, expired = self._without_expired(rows)
         self._deferring = {}
         plan = self._plan(alive, ahead, now)
-        self._allowance.hold(holding=isinstance(plan, Hold) and plan.for_topics)
+        self._allowance.hold(holding=isinstance(plan, Hold) and bool(plan.topics))
         if isinstance(plan, Hold):
             return plan
         self._planned_at = now

@@ -53,7 +53,6 @@ from delaywheel_replica.cleaner.outside.ports import (
 )
 from delaywheel_replica.core.election.id_turns import IdTurns
 from delaywheel_replica.core.ingress.moment import TransactionRoom
-from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.leader.floor import FloorWatch
 from delaywheel_replica.core.leader.pacing import CapLimits, Load, Pace, first_pace
@@ -129,15 +128,16 @@ class Forwarder:
 
     Attributes:
         ids: Which transactional ids may be used; changed between transactions.
-        ingress: Takes in ingress records; set after construction. None: none are taken in.
+        forwards: Messages are forwarded, not only idle commits made.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a term consists of
         self,
         state: ControlState,
         producers: ProducersPort,
         reader: DueReader,
         dead_letters: DeadLetters,
+        ingress: Ingress,
         *,
         names: KafkaNames,
         cluster: Cluster,
@@ -146,7 +146,8 @@ class Forwarder:
     ) -> None:
         self.state = state
         self.ids = IdTurns.begun(IDS)
-        self.ingress: Ingress | None = None
+        self.ingress = ingress
+        self.forwards = False
         self.counters: Counter[str] = Counter()
         self.held: str | None = None
         self._producers = producers
@@ -160,7 +161,6 @@ class Forwarder:
         self._monotonic = monotonic
         self._watch = FloorWatch()
         self._missing = NO_FRAMES
-        self._forwarding = False
         self._reading = False
         # Up to which due all is done, where what follows cannot be taken though its time has come.
         self._stuck_ms: int | None = None
@@ -174,16 +174,7 @@ class Forwarder:
         # The messages of each id's last transaction.
         self._last: dict[int, DueRows] = {}
         producers.is_untaken = lambda: self._dead_letters.are_untaken(self._written)
-        dead_letters.unread = lambda: frozenset() if self.ingress is None else self.ingress.unread
-
-    def start_forwarding(self) -> None:
-        """Starts to forward messages; before, there are only idle commits."""
-        self._forwarding = True
-
-    @property
-    def forwarding(self) -> bool:
-        """Whether messages are forwarded, not only idle commits made."""
-        return self._forwarding
+        dead_letters.unread = lambda: ingress.unread
 
     @property
     def unreadable(self) -> FrameSet:
@@ -214,8 +205,6 @@ class Forwarder:
     @property
     def ingress_slot(self) -> int | None:
         """Returns the slot that this node's seals must not pass because of ingress records."""
-        if self.ingress is None:
-            return unread_bound(self.state.ingress.values())
         return self.ingress.bound(self.state)
 
     def take_in(
@@ -225,13 +214,8 @@ class Forwarder:
 
         Without an objection, groups can be asked about half messages.
         """
-        if self.ingress is not None and self._forwarding:
+        if self.forwards:
             self.ingress.poll(self.state, node, heartbeats, halves_objection)
-
-    def close(self) -> None:
-        """Ends the term."""
-        if self.ingress is not None:
-            self.ingress.close()
 
     def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned:
         """Returns what to do next; if something cannot be forwarded, `held` has the reason.
@@ -239,7 +223,7 @@ class Forwarder:
         Nothing due later than `now_ms` is forwarded; each wheel is taken up to its limit.
         """
         self.held = None
-        if not self._forwarding or self.state.progress is None:
+        if not self.forwards or self.state.progress is None:
             return Planned()
         if not self._reading:
             self._reader.start(self.state.progress)
@@ -247,7 +231,7 @@ class Forwarder:
         self._reader.update(limits, self.state.lost, withdrawn(self.state))
         pace = self._pace.within(self._quota.most_bytes)
         room = TransactionRoom(-(-pace.cap_messages // 2), -(-pace.cap_bytes // 2))
-        taken = self._take(now_ms, room)
+        taken = self.ingress.plan(now_ms, room)
         step = self._reader.next_step(
             now_ms,
             pace.cap_messages - len(taken.step.settled),
@@ -265,25 +249,19 @@ class Forwarder:
         elif self._unread_ms is None:
             self._unread_ms = now_ms
 
-    def _take(
-        self, now_ms: int, room: TransactionRoom, blocked: frozenset[str] = frozenset()
-    ) -> Taken:
-        """Plans what to take from the ingress topics, without messages for blocked topics."""
-        return NOTHING if self.ingress is None else self.ingress.plan(now_ms, room, blocked)
-
     def _planned(self, step: Step, taken: Taken, now_ms: int, room: TransactionRoom) -> Planned:
         """Decides what is forwarded; direct messages delay nothing else."""
         messages = halves.messages_of(step, now_ms, self._names)
         plan, rows = self._judge(messages, taken)
         if isinstance(plan, Hold) and plan.topics and len(taken.rows):
-            taken = self._take(now_ms, room, plan.topics)
+            taken = self.ingress.plan(now_ms, room, plan.topics)
             plan, rows = self._judge(messages, taken)
             if isinstance(plan, Hold) and len(taken.rows):
-                taken = self._take(now_ms, _NO_ROOM)
+                taken = self.ingress.plan(now_ms, _NO_ROOM)
                 plan, rows = self._judge(messages, taken)
         if isinstance(plan, Hold):
             self.held = plan.why
-            return Planned(taken=self._take(now_ms, _NO_ROOM))
+            return Planned(taken=self.ingress.plan(now_ms, _NO_ROOM))
         return Planned(step, plan, taken, rows)
 
     def _judge(self, messages: DueRows, taken: Taken) -> tuple[Plan | Hold, DueRows]:
@@ -300,8 +278,8 @@ class Forwarder:
             situation,
             rescheduling=self._rescheduling(step, situation),
             ingress=taken.records,
-            hears_answers=self.ingress is not None and self.ingress.hears_answers,
-            ingress_slot=None if self.ingress is None else self.ingress.bound(self.state, taken),
+            hears_answers=self.ingress.hears_answers,
+            ingress_slot=self.ingress.bound(self.state, taken),
         )
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
@@ -323,8 +301,7 @@ class Forwarder:
         counted["halves_asked"] += len(taken.letters) - len(unasked)
         counted["dead_lettered"] += len(unasked)
         dead += unasked
-        if self.ingress is not None:
-            own.write(self.ingress.written(taken))
+        own.write(self.ingress.written(taken))
         own.write(outcomes.lost(self._names, lost))
         counted["lost_frames"] += sum(run.frames for run in lost)
         control = [self._control(record) for record in todo.all_records]
@@ -343,9 +320,8 @@ class Forwarder:
             load = _load(planned.plan) if is_full else None
             self._pace = self._pace.after_commit(commit_ms, load, late_ms=late_ms)
             self.counters += counted
-            if self.ingress is not None:
-                self.counters += self.ingress.committed(taken, self.state)
-                unfit = taken.unfit
+            self.counters += self.ingress.committed(taken, self.state)
+            unfit = taken.unfit
         else:
             self._failed(planned, ended.cause)
         self._next_begin = began + self._pace.pause_ms / 1000
@@ -356,8 +332,7 @@ class Forwarder:
     def _failed(self, planned: Planned, cause: str | None) -> None:
         """Has looked for what Kafka refused, if that is why a transaction failed."""
         self.counters["failed_transactions"] += 1
-        if self.ingress is not None:
-            self.ingress.failed()
+        self.ingress.failed()
         is_known = cause is not None and cause.startswith((THROTTLED, UNTAKEN))
         if planned.step is not None and not (is_known or is_aftermath(cause)):
             self._dead_letters.failed(planned.rows)

@@ -108,29 +108,16 @@ def forwarded(names: KafkaNames, rows: DueRows, now_ms: int) -> Iterator[Record]
         yield record
 
 
-def _with_headers(names: KafkaNames, message: DueMessage) -> Record:
-    headers = message.headers
-    headers.append(("dw-id", message.id.hex().encode()))
-    headers.append(("dw-due", b"%d" % message.due_ms))
-    headers.append(("dw-accepted", b"%d" % message.accepted_at_ms))
-    headers.append(("dw-wheel", _wheel_text(names.cluster_id, message.wheel)))
-    return Record(
-        message.topic,
-        message.key,
-        message.value,
-        headers,
-        message.partition,
-        message.timestamp_ms,
-    )
-
-
 def dead_letter(
     names: KafkaNames, message: DueMessage, reason: DeadReason, detail: str | None
 ) -> list[Record]:
     """Returns the dead letter of a message, and its outcome."""
-    record = _with_headers(names, message)
     headers: list[tuple[str, bytes | None]] = [
-        *record.headers,
+        *message.headers,
+        ("dw-id", message.id.hex().encode()),
+        ("dw-due", b"%d" % message.due_ms),
+        ("dw-accepted", b"%d" % message.accepted_at_ms),
+        ("dw-wheel", _wheel_text(names.cluster_id, message.wheel)),
         ("dw-dead-reason", reason.encode()),
         ("dw-dead-topic", message.topic.encode()),
     ]
@@ -141,9 +128,7 @@ def dead_letter(
     if detail:
         headers.append(("dw-dead-detail", detail[:DETAIL_LENGTH].encode()))
     # With the present time: the dead-letter topic may refuse the message's own timestamp as well.
-    letter = record._replace(
-        topic=names.dead, headers=headers, partition=ANY_PARTITION, timestamp_ms=NOW
-    )
+    letter = Record(names.dead, message.key, message.value, headers)
     if isinstance(message.wheel, Direct):
         origin = IngressPlace(message.wheel.topic, message.wheel.partition, message.seq)
         key = MessageKey(message.id, message.due_ms, _destination(message))

@@ -38,8 +38,7 @@ class LostFrames(NamedTuple):
     """Of the first; 0 where it is not known either."""
     last_slot: int = 0
     messages: int = 0
-    cancels: int = 0
-    """The number in all of them, according to the index: a frame holds messages or cancels."""
+    """The number in all of them, according to the index."""
 
     @property
     def frames(self) -> int:
@@ -88,7 +87,6 @@ def joined(lost: Iterable[LostFrames]) -> Iterator[LostFrames]:
                 last_seq=each.last_seq,
                 last_slot=each.last_slot,
                 messages=before.messages + each.messages,
-                cancels=before.cancels + each.cancels,
             )
             continue
         if before is not None:
@@ -171,7 +169,4 @@ class _Looking:
 
     def _damaged(self, wheel: WheelId, frame: DamagedFrame) -> None:
         seq, slot = frame.seq, frame.slot
-        found = LostFrames(
-            wheel, seq, seq, frame.reason.name, slot, slot, frame.messages, frame.cancels
-        )
-        self.lost.append(found)
+        self.lost.append(LostFrames(wheel, seq, seq, frame.reason.name, slot, slot, frame.messages))

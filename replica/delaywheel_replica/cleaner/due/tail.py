@@ -53,7 +53,7 @@ LATE_BYTES = 32 << 20
 class LateFrame(NamedTuple):
     """A frame that must be taken together with its seq.
 
-    Its messages are rows [begin, end) of the second; none if it is a release, which lets rows go.
+    Its messages are rows [begin, end) of the second. A release has none: it lets others go.
     """
 
     seq: int
@@ -62,11 +62,6 @@ class LateFrame(NamedTuple):
     end: int
     length_bytes: int
     released: NDArray[np.intp] | None = None
-
-    @classmethod
-    def release(cls, seq: int, second: Second, rows: NDArray[np.intp]) -> LateFrame:
-        """Returns a frame that lets rows go, and has none of its own."""
-        return cls(seq, second, 0, 0, 0, rows)
 
     def rows_after(self, due_ms: int) -> NDArray[np.intp]:
         """Returns the rows that a step takes with it from a progress with w = `due_ms`."""
@@ -273,7 +268,7 @@ class Tail:
         released = second.add(batches)
         for seq in np.unique(released.seqs).tolist():
             rows = released.rows[released.seqs == seq]
-            late.append(LateFrame.release(seq, second, rows))
+            late.append(LateFrame(seq, second, 0, 0, 0, rows))
         return late
 
 

@@ -263,11 +263,9 @@ TRANSITIONS: dict[tuple[ElectionPhase, type[Event]], frozenset[ElectionPhase]] =
     (ElectionPhase.STANDBY, ElectionTick): frozenset(
         {ElectionPhase.STANDBY, ElectionPhase.ASKING, ElectionPhase.INITIALISING}
     ),
-    (ElectionPhase.STANDBY, Stop): frozenset({ElectionPhase.STOPPED}),
     (ElectionPhase.ASKING, ElectionTick): frozenset(
         {ElectionPhase.ASKING, ElectionPhase.STANDBY, ElectionPhase.INITIALISING}
     ),
-    (ElectionPhase.ASKING, Stop): frozenset({ElectionPhase.STOPPED}),
     (ElectionPhase.INITIALISING, InitsDone): frozenset({ElectionPhase.MARKING}),
     (ElectionPhase.INITIALISING, InitFailed): frozenset({ElectionPhase.STANDBY}),
     (ElectionPhase.MARKING, MarkReport): frozenset(
@@ -287,7 +285,11 @@ TRANSITIONS: dict[tuple[ElectionPhase, type[Event]], frozenset[ElectionPhase]] =
     (ElectionPhase.LEADING, TransactionReport): frozenset(
         {ElectionPhase.LEADING, ElectionPhase.STANDBY}
     ),
-} | {(phase, Stop): frozenset({ElectionPhase.STOPPED}) for phase in (*CANDIDATE, *IN_TERM)}
+} | {
+    (phase, Stop): frozenset({ElectionPhase.STOPPED})
+    for phase in ElectionPhase
+    if phase is not ElectionPhase.STOPPED
+}
 """(phase, event) -> the phases that may follow. Any other pair changes nothing."""
 
 

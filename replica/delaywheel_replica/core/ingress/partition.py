@@ -248,7 +248,7 @@ class Intake:
         """Whether the next record to be settled is a half, or a commit of one."""
         left = (taken for taken in self._taken if taken.stage is not Stage.HELD)
         following = next(left, None)
-        return following is not None and _is_about_half(following)
+        return following is not None and _is_about_half(following.request)
 
     def to_hand(self, room: TransactionRoom) -> list[RecordUnderWay]:
         """Returns as many records for the server as there is room for; each expects an answer."""
@@ -453,8 +453,7 @@ def _too_far(request: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit
     """Returns why a record is due too late to be accepted; None if it is not."""
     due_ms = request.due_ms
     held_ms = due_ms - moment.now_ms
-    is_half = isinstance(request, HalfCommit) or (isinstance(request, Delayed) and request.is_half)
-    if is_half and held_ms > LONGEST_HOLD_MS + CLOCKS_DIFFER_MS:
+    if _is_about_half(request) and held_ms > LONGEST_HOLD_MS + CLOCKS_DIFFER_MS:
         return Unfit(UnfitReason.HALF_INVALID, f"No half is held for {held_ms:,} ms")
     if isinstance(request, Delayed):
         due_ms = max(due_ms, request.half_due_ms)
@@ -493,7 +492,7 @@ def _is_void(taken: RecordUnderWay, moment: Moment) -> bool:
 
 def _waits_for_halves(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a half, or a commit of one, has to wait until all leaders know what it is."""
-    return not moment.takes_halves and _is_about_half(taken)
+    return not moment.takes_halves and _is_about_half(taken.request)
 
 
 def _is_half_refused(request: object, moment: Moment) -> bool:
@@ -502,8 +501,7 @@ def _is_half_refused(request: object, moment: Moment) -> bool:
     return is_half and moment.halves_objection is not None
 
 
-def _is_about_half(taken: RecordUnderWay) -> bool:
-    request = taken.request
+def _is_about_half(request: object) -> bool:
     return isinstance(request, HalfCommit) or (isinstance(request, Delayed) and request.is_half)
 
 

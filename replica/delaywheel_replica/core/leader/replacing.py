@@ -46,16 +46,11 @@ def _at_risk(
 ) -> int:
     taken = 0 if after.progress is None else after.progress.seq(wheel)
     reported = [
-        heartbeat.wheels[wheel].applied
+        max(heartbeat.wheels[wheel].applied, heartbeat.wheels[wheel].high_watermark)
         for heartbeat in heartbeats.values()
         if wheel in heartbeat.wheels
     ]
-    marks = [
-        heartbeat.wheels[wheel].high_watermark
-        for heartbeat in heartbeats.values()
-        if wheel in heartbeat.wheels
-    ]
-    end = max([taken, record.limit, *reported, *marks])
+    end = max([taken, record.limit, *reported])
     if record.closed_at is not None:
         end = record.closed_at  # nothing beyond it counts
     held = max(member_prefixes(after, wheel, record, heartbeats), default=0)
