@@ -310,8 +310,8 @@ class Leadership:
             state=self._shown,
             control_offset=self._follower.offset,
             lateness_ms=self._lateness_ms(),
-            error=error,
-            warnings=(*self._candidacy.warnings, *refused, *self._kept_ids()),
+            kafka_error=error,
+            kafka_warnings=(*self._candidacy.warnings, *refused, *self._kept_ids()),
             throttled=self._throttled(),
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
@@ -398,7 +398,7 @@ class Leadership:
         """Closes everything."""
         self._step(Stop(self._clock.monotonic_ms()))
         self._candidacy.close()
-        self._follower.close()
+        self._follower.pause()
 
     def _take_server(self, server: ServerStatus | None) -> None:
         """Takes a new status of the server; what a leader has duties about is to be committed."""

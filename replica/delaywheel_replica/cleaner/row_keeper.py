@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from delaywheel.identity import WheelId
@@ -58,7 +58,10 @@ READING_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a cleaner's status says of its term; one that differs only in lateness is no news."""
+    """What a cleaner's status says of its term; one that differs only in lateness is no news.
+
+    Fields other than `state` have the names of those in `CleanerStatus`.
+    """
 
     role: Role
     epoch: int | None
@@ -66,8 +69,8 @@ class View:
     state: ControlState
     control_offset: int
     lateness_ms: int = field(compare=False)
-    error: str | None
-    warnings: tuple[str, ...] = ()
+    kafka_error: str | None
+    kafka_warnings: tuple[str, ...] = ()
     unreadable: FrameSet = NO_FRAMES
     fences: tuple[Fence, ...] = ()
     limits: Mapping[WheelId, int] = field(default_factory=dict)
@@ -81,32 +84,17 @@ class View:
 
     def status(self, **own: Any) -> CleanerStatus:
         """Returns a cleaner's status: what it says of its term, and the process's own fields."""
-        state = self.state
+        said = {each.name: getattr(self, each.name) for each in fields(self)}
+        state: ControlState = said.pop("state")
         return CleanerStatus(
             **own,
-            role=self.role,
-            epoch=self.epoch,
-            leader=self.leader,
+            **said,
             progress=state.progress,
-            control_offset=self.control_offset,
             wheels=state.wheels,
             nodes=state.nodes,
-            lateness_ms=self.lateness_ms,
-            kafka_error=self.error,
-            kafka_warnings=self.warnings,
-            fences=self.fences,
-            limits=self.limits,
-            prevote_request=self.prevote_request,
-            stands=self.stands,
-            unreadable=self.unreadable,
             lost=state.lost,
-            ingress_slot=self.ingress_slot,
             reschedules=state.reschedules,
             needs=state.needs,
-            halves_objection=self.halves_objection,
-            floor_wait=self.floor_wait,
-            standstill=self.standstill,
-            throttled=self.throttled,
         )
 
 

@@ -19,7 +19,6 @@ from delaywheel_replica.core.ingress.reading import UnfitReason
 from delaywheel_replica.core.protocol.histogram import (
     COMMIT_BOUNDS_US,
     LATENESS_BOUNDS_US,
-    Histogram,
     Tally,
 )
 from delaywheel_replica.process.topic_counts import TopicCounts
@@ -27,30 +26,18 @@ from delaywheel_replica.process.topic_counts import TopicCounts
 _BOUNDS_US: Final = np.array(LATENESS_BOUNDS_US, np.int64)
 
 
-class Lateness:
-    """How late messages were when the commit of their transaction was confirmed.
+def add_lateness(tally: Tally, expected_ms: NDArray[np.int64], visible_ms: int) -> None:
+    """Counts how late the messages of a transaction were, whose commit was answered then.
 
     From that moment on consumers can see the messages, so this is the lateness that they may rely
-    on; it includes the commit's own time. Counted in columns: some hundred microseconds for 10,000
+    on; it includes the commit's own time. If the wall clock was set back meanwhile, a message
+    counts as punctual rather than early. Counted in columns: some hundred microseconds for 10,000
     messages.
     """
-
-    def __init__(self) -> None:
-        self._tally = Tally(LATENESS_BOUNDS_US)
-
-    def add(self, expected_ms: NDArray[np.int64], visible_ms: int) -> None:
-        """Counts the messages of one transaction, whose commit was answered at `visible_ms`.
-
-        If the wall clock was set back meanwhile, a message counts as punctual rather than early.
-        """
-        late_us = np.maximum(visible_ms - expected_ms, 0) * 1_000
-        buckets = np.searchsorted(_BOUNDS_US, late_us, side="left")
-        counts = np.bincount(buckets, minlength=len(_BOUNDS_US) + 1)
-        self._tally.add_counted(counts.tolist(), int(late_us.sum()))
-
-    def read(self) -> Histogram:
-        """Returns the counts so far."""
-        return self._tally.read()
+    late_us = np.maximum(visible_ms - expected_ms, 0) * 1_000
+    buckets = np.searchsorted(_BOUNDS_US, late_us, side="left")
+    counts = np.bincount(buckets, minlength=len(_BOUNDS_US) + 1)
+    tally.add_counted(counts.tolist(), int(late_us.sum()))
 
 
 class Tallies:
@@ -63,7 +50,7 @@ class Tallies:
     """
 
     def __init__(self) -> None:
-        self.lateness = Lateness()
+        self.lateness = Tally(LATENESS_BOUNDS_US)
         self.commit_times = Tally(COMMIT_BOUNDS_US)
         self.forwarded = TopicCounts()
         self.dead = TopicCounts()
@@ -85,7 +72,7 @@ class Tallies:
         """
         self.commit_times.add(commit_ms * 1_000)
         for rows in forwarded:
-            self.lateness.add(rows.expected_ms, visible_ms)
+            add_lateness(self.lateness, rows.expected_ms, visible_ms)
             self.forwarded.add(rows.topics, rows.topic_numbers)
         for letter in dead:
             self.dead.add_one(letter.message.topic)

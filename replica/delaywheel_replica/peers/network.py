@@ -91,9 +91,8 @@ class PeerNetwork:
             security=security,
         )
         self._listener = PeerListener(acceptor.serve, peers=len(self._peers))
-        # Heartbeats and pushed frames go to all peers: they are encoded for the first of them.
-        self._last_heartbeat: tuple[Gossip, bytes] | None = None
-        self._last_frames: tuple[Frames, Sequence[Part]] | None = None
+        # The last heartbeat and the last frames: they go to all peers.
+        self._last: dict[type[PeerMessage], tuple[PeerMessage, Sequence[Part]]] = {}
 
     def start(self, listen: str) -> str:
         """Listens on host:port and dials all peers; returns the bound host:port.
@@ -115,18 +114,8 @@ class PeerNetwork:
         """
         to = self._peers[peer]
         stream = Stream.DATA if isinstance(message, ABOUT_FRAMES) else Stream.CONTROL
-        if not to.takes(stream):
-            return
-        if isinstance(message, Frames):
-            to.send(stream, self._frames(message), is_heartbeat=False)
-            return
-        if not isinstance(message, Gossip):
-            to.send(stream, (encode(message),), is_heartbeat=False)
-            return
-        last = self._last_heartbeat
-        if last is None or last[0] is not message:
-            last = self._last_heartbeat = message, encode(message)
-        to.send(stream, (last[1],), is_heartbeat=True)
+        if to.takes(stream):
+            to.send(stream, self._parts(message), is_heartbeat=isinstance(message, Gossip))
 
     def tell_access(self, digest: str) -> None:
         """Tells all peers which files of grants and tokens this node has; may be lost."""
@@ -164,15 +153,21 @@ class PeerNetwork:
         for dialler in self._diallers:
             dialler.join()
 
-    def _frames(self, message: Frames) -> Sequence[Part]:
-        last = self._last_frames
-        if last is not None:
-            before, parts = last
-            # The same bundle belongs to the same wheel, with an equal card.
-            if before.frames is message.frames and before.request == message.request:
-                return parts
-        parts = encode_in_parts(message)
-        self._last_frames = message, parts
+    def _parts(self, message: PeerMessage) -> Sequence[Part]:
+        """Encodes a message; what goes to all peers, for the first of them."""
+        kind = type(message)
+        before, parts = self._last.get(kind, (None, ()))
+        # The same bundle belongs to the same wheel, with an equal card.
+        is_same = before is message or (
+            isinstance(message, Frames)
+            and isinstance(before, Frames)
+            and before.frames is message.frames
+            and before.request == message.request
+        )
+        if not is_same:
+            parts = encode_in_parts(message)
+            if isinstance(message, Gossip | Frames):
+                self._last[kind] = message, parts
         return parts
 
     def _broke(self, peer: str) -> None:

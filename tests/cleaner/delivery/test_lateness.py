@@ -21,7 +21,7 @@ from delaywheel_replica.cleaner.due.rows import ABSENT, RECORD, DroppedRows, Due
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.outside.ports import UNTAKEN, KafkaCallEnd, Record, RefusedRecord
-from delaywheel_replica.cleaner.tallies import Lateness
+from delaywheel_replica.cleaner.tallies import add_lateness
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
@@ -37,9 +37,9 @@ PROGRESS = Progress(DUE_MS - 500, None, {}, 0)
 
 @given(st.lists(st.lists(st.integers(-100, 4_000_000))))
 def test_columns_are_counted_as_single_messages_are(transactions: list[list[int]]) -> None:
-    lateness, expected = Lateness(), Tally(LATENESS_BOUNDS_US)
+    lateness, expected = Tally(LATENESS_BOUNDS_US), Tally(LATENESS_BOUNDS_US)
     for late_ms in transactions:
-        lateness.add(DUE_MS - np.array(late_ms, np.int64), DUE_MS)
+        add_lateness(lateness, DUE_MS - np.array(late_ms, np.int64), DUE_MS)
         for late in late_ms:
             expected.add(late * 1_000)
     assert lateness.read() == expected.read()

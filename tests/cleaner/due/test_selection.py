@@ -15,8 +15,8 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.due import loading, tail, window
 from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due.kept_seconds import Bound
-from delaywheel_replica.cleaner.due.reader import Step
 from delaywheel_replica.cleaner.due.rows import DueMessage, MessageOutcome
+from delaywheel_replica.cleaner.due.steps import Step
 from support.due.leader import EMPTY, START_MS, Leader, message, numbers, until
 from support.due.oracle import as_message, verdicts
 from support.due.wheels import Wheels

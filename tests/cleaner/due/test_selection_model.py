@@ -14,7 +14,8 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.due import loading, seconds
 from delaywheel_replica.cleaner.due import reader as selection
-from delaywheel_replica.cleaner.due.reader import LOOK_AGAIN_MS, DueReader, Step
+from delaywheel_replica.cleaner.due.reader import LOOK_AGAIN_MS, DueReader
+from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.progress import Progress
 from support.core.violations import violations

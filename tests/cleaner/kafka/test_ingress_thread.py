@@ -53,7 +53,7 @@ def reading(
 
 
 def values(reader: IngressThread) -> list[bytes | None]:
-    return [record.value for each in reader.poll(1) for record in each.records]
+    return [record.value for each in reader.poll() for record in each.records]
 
 
 def test_it_wakes_and_reads_on_once_that_was_taken(

@@ -146,7 +146,7 @@ def test_no_turn_waits_while_kafka_is_away(place: Place) -> None:
     place.agrees = {"b"}
     place.until(lambda: place.view.role is Role.CANDIDATE)
     place.never(place.in_term, for_s=10)
-    assert place.view.error is not None
+    assert place.view.kafka_error is not None
     assert set(place.iterations_us) == {0}
     place.kafka.start()
     place.until(place.in_term)
@@ -204,17 +204,17 @@ def test_a_node_alone_whose_clock_is_not_kafkas_commits_nothing(tmp_path: Path) 
     with place.scheduler:
         place.heard = set()
         place.clock.step(DAY_MS)
-        place.until(lambda: "ms ahead of that of Kafka" in str(place.view.error))
+        place.until(lambda: "ms ahead of that of Kafka" in str(place.view.kafka_error))
         place.never(lambda: place.view.role is Role.LEADING, for_s=100)
         assert b"progress" not in place.kafka.live(NAMES.control)
         place.clock.step(-DAY_MS)
         place.until(lambda: place.view.role is Role.LEADING, within_s=10)
-        place.until(lambda: place.view.error is None)
+        place.until(lambda: place.view.kafka_error is None)
 
 
 def test_of_two_clocks_that_differ_the_one_leads_that_is_kafkas(place: Place) -> None:
     place.agrees, place.heard, place.peers_ahead_ms = {"b"}, {"b"}, DAY_MS
-    place.until(lambda: "behind that of b" in str(place.view.error))
+    place.until(lambda: "behind that of b" in str(place.view.kafka_error))
     place.until(lambda: place.view.role is Role.LEADING)
 
 
@@ -283,10 +283,10 @@ def test_who_has_lost_all_ids_leads_again_without_those_that_kafka_keeps(
     monkeypatch.setattr(SimProducers, "commit", commit)
     place.until(place.in_term, within_s=SOON_S)
     place.until(lambda: place.view.state.left_out.ids == kept)
-    assert any("Kafka keeps 2 of 3" in warning for warning in place.view.warnings)
+    assert any("Kafka keeps 2 of 3" in warning for warning in place.view.kafka_warnings)
     kept.clear()
     place.until(lambda: not place.view.state.left_out.ids)
-    assert not place.view.warnings
+    assert not place.view.kafka_warnings
     place.never(lambda: not place.in_term(), for_s=5)
 
 
@@ -368,12 +368,12 @@ def test_what_ended_a_term_is_history_once_another_leads(place: Place) -> None:
 
     place.scheduler.spawn("b", stand)
     place.until(lambda: not place.in_term())
-    assert "EPOCH" in str(place.view.error)
+    assert "EPOCH" in str(place.view.kafka_error)
     place.until(lambda: place.view.leader is not None and place.view.leader.node == "b")
     progress = place.view.state.progress
     assert progress is not None
     place.scheduler.spawn("b", lambda: commit(0, *progress_record(progress)))
-    place.until(lambda: place.view.error is None)
+    place.until(lambda: place.view.kafka_error is None)
 
 
 def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
@@ -384,14 +384,14 @@ def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
     before = place.heartbeats["b"]
     place.heartbeats["b"] = replace(before, reached=later)
     place.until(lambda: not place.in_term(), within_s=0.2)
-    place.until(lambda: f"b has read of progress {later}" in str(place.view.error))
+    place.until(lambda: f"b has read of progress {later}" in str(place.view.kafka_error))
     place.never(place.in_term, for_s=20)
-    assert "lost its end" in str(place.view.error)
+    assert "lost its end" in str(place.view.kafka_error)
     place.heartbeats["b"] = replace(before, floor=progress.floor + 60)
     place.never(place.in_term, for_s=20)
     place.heartbeats["b"] = before
     place.until(place.in_term, within_s=70)
-    place.until(lambda: place.view.error is None)
+    place.until(lambda: place.view.kafka_error is None)
 
 
 def test_a_leader_that_hears_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -> None:
@@ -421,7 +421,7 @@ def test_a_leader_that_hears_of_a_rivals_progress_takes_nothing_for_lost(place: 
     errors = set[str]()
 
     def stands_again() -> bool:
-        errors.add(str(place.view.error))
+        errors.add(str(place.view.kafka_error))
         return place.in_term() and place.view.state.progress != progress
 
     place.until(lambda: not place.in_term())
@@ -448,12 +448,12 @@ def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(SimKafkaClient, "check", check)
     refused = "half messages are refused: grant Create"
-    place.until(lambda: place.view.warnings == ("one copy", refused), within_s=SOON_S)
-    assert (place.view.error, place.view.halves_objection) == (None, "grant Create")
-    place.until(lambda: place.view.error == "not compacted", within_s=SOON_S + 1)
+    place.until(lambda: place.view.kafka_warnings == ("one copy", refused), within_s=SOON_S)
+    assert (place.view.kafka_error, place.view.halves_objection) == (None, "grant Create")
+    place.until(lambda: place.view.kafka_error == "not compacted", within_s=SOON_S + 1)
     assert place.in_term(), "messages go out meanwhile"
-    place.until(lambda: place.view.error is None, within_s=SOON_S + 1)
-    assert place.view.warnings == ()
+    place.until(lambda: place.view.kafka_error is None, within_s=SOON_S + 1)
+    assert place.view.kafka_warnings == ()
 
 
 def test_all_nodes_hear_that_answers_about_halves_are_not_heard(
@@ -463,7 +463,7 @@ def test_all_nodes_hear_that_answers_about_halves_are_not_heard(
     said = SimpleNamespace(answers_objection="answers about them are not heard: grant Read")
     monkeypatch.setattr(Leadership, "ingress", property(lambda _: said))
     assert place.view.halves_objection == said.answers_objection
-    assert place.view.warnings == (f"half messages are refused: {said.answers_objection}",)
+    assert place.view.kafka_warnings == (f"half messages are refused: {said.answers_objection}",)
 
 
 # --- what a leader wants of the others

@@ -267,7 +267,7 @@ class Checks:
 
         It mistakes no newer report for a loss.
         """
-        error = view.error
+        error = view.kafka_error
         if error is not None and LOST in error and not self._world.kafka.has_lost_end:
             self._fail(f"{node.name} reports that {error}, and Kafka has it all")
         self._fail_all(wrong_report(self._world, node, view))

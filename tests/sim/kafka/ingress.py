@@ -29,6 +29,9 @@ REPORTED_EVERY_US = US_PER_S
 
 CALL_S = 5.0
 
+MOST = 2_000
+"""Records of one poll."""
+
 PART = 0.2
 """How often a poll returns only part of what has come."""
 
@@ -86,14 +89,12 @@ class SimIngress:
         """Pauses these partitions and resumes all others."""
         self._paused = partitions
 
-    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
+    def poll(self, most: int = MOST) -> list[Fetched]:
         """Returns the records of each partition, up to `most` in total.
 
         Raises:
             KafkaAway: A topic is missing.
         """
-        if wait_s:
-            self._line.scheduler.sleep(wait_s)
         found: list[Fetched] = []
         recreated = self.recreated
         for at in self._in_turns():

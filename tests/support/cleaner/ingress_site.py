@@ -173,8 +173,7 @@ class PretendedReader:
     def pause_only(self, partitions: AbstractSet[IngressPartition]) -> None:
         self._paused = partitions
 
-    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        del most, wait_s
+    def poll(self) -> list[Fetched]:
         if isinstance(self._topics.refuses, str):
             raise KafkaAway(self._topics.refuses)
         if self._topics.refuses is not None:

@@ -43,7 +43,6 @@ from delaywheel_replica.core.node.events import (
     Unreadable,
     Verified,
     VerifyWheel,
-    WheelCard,
     WheelDeleted,
     WriteStatus,
     Written,
@@ -60,6 +59,7 @@ from delaywheel_replica.core.protocol.messages import (
     PeerMessage,
     PrevoteRequest,
     Refused,
+    WheelCard,
 )
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (

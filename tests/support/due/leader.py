@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from delaywheel_replica.cleaner.due.reader import DueReader, Step
+from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import Dropped, DueMessage
+from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.progress import Progress
 from support.core.violations import violations

@@ -82,7 +82,8 @@ def joined(lost: Iterable[LostFrames]) -> Iterator[LostFrames]:
     """Merges adjacent frames with the same reason."""
     before: LostFrames | None = None
     for each in lost:
-        if before is not None and _follows(each, before):
+        follows = before and (before.wheel, before.last_seq + 1, before.reason)
+        if before is not None and (each.wheel, each.seq, each.reason) == follows:
             before = before._replace(
                 last_seq=each.last_seq,
                 last_slot=each.last_slot,
@@ -94,11 +95,6 @@ def joined(lost: Iterable[LostFrames]) -> Iterator[LostFrames]:
         before = each
     if before is not None:
         yield before
-
-
-def _follows(each: LostFrames, before: LostFrames) -> bool:
-    at = before.wheel, before.last_seq + 1, before.reason
-    return (each.wheel, each.seq, each.reason) == at
 
 
 class _Looking:

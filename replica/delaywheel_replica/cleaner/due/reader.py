@@ -23,8 +23,6 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 
-__all__ = ["DueReader", "Step"]
-
 _WAIT_FOR_LOADING_S = 0.02
 """How long a step waits for seconds that are needed now, but not loaded yet."""
 _LATE_MS = 200

@@ -261,8 +261,9 @@ class Tail:
             end = len(second)
             for batch in batches:
                 if batch.kind is Kind.MESSAGES:
-                    columns = batch.seqs, batch.counts, batch.lengths_bytes
-                    for seq, count, length_bytes in zip(*map(_listed, columns), strict=True):
+                    columns = (batch.seqs, batch.counts, batch.lengths_bytes)
+                    lists = [column.tolist() for column in columns]
+                    for seq, count, length_bytes in zip(*lists, strict=True):
                         begin, end = end, end + count
                         late.append(LateFrame(seq, second, begin, end, length_bytes))
         released = second.add(batches)
@@ -270,8 +271,3 @@ class Tail:
             rows = released.rows[released.seqs == seq]
             late.append(LateFrame(seq, second, 0, 0, 0, rows))
         return late
-
-
-def _listed(column: NDArray[np.int64]) -> list[int]:
-    values: list[int] = column.tolist()
-    return values

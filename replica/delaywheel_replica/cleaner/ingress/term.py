@@ -72,9 +72,6 @@ from delaywheel_replica.core.protocol.status_files import IngressStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.process.logs import get_logger
 
-READ_MOST: Final = 2_000
-"""Records that are read in one iteration: less than 50 ms of work."""
-
 LAGS_REPORTED: Final = 200
 """How many of the greatest lags the status lists, and how many cut-off partitions."""
 
@@ -488,7 +485,7 @@ class Ingress:
         self._pause_full(term, reader)
         own, now_s = self._settings.names.ingress, self._clock.monotonic()
         try:
-            fetched = reader.poll(READ_MOST)
+            fetched = reader.poll()
         except KafkaAway as away:
             if self._unread.fault is None:
                 log.warning("ingress cannot be read", cause=str(away))

@@ -123,18 +123,16 @@ class ControlFollower:
 
     def pause(self) -> None:
         """Stops reading: while this node leads, only it can commit. `restart` resumes."""
-        self._let_go()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def restart(self) -> None:
         """Forgets what was read, and starts again at the topic's beginning."""
-        self._let_go()
+        self.pause()
         self._ended = False
         self.state = self._read = ControlState()
         self.offset = -1
-
-    def close(self) -> None:
-        """Closes the reader."""
-        self.restart()
 
     def _take(self, records: Iterable[StoredRecord]) -> None:
         if self._is_behind():
@@ -172,8 +170,3 @@ class ControlFollower:
             raise ControlTopicBroken(str(error)) from error
         if self._ended:
             self.state = self._read
-
-    def _let_go(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()

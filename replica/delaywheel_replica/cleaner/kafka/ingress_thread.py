@@ -26,7 +26,7 @@ from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 
 BATCH: Final = 2_000
-"""Limit for one batch, in records."""
+"""Limit for one batch, in records: less than 50 ms of work for the leader."""
 
 WAIT_S: Final = 0.5
 """The thread waits for records no longer than this, then checks for other work."""
@@ -100,7 +100,7 @@ class IngressThread:
             self._paused = partitions
             self._changed.notify()
 
-    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:  # noqa: ARG002 - the port's
+    def poll(self) -> list[Fetched]:
         """Returns what was read since the last call; KafkaAway: Kafka refuses reads."""
         if self._failure is not None:
             raise self._failure

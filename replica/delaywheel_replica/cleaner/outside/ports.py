@@ -216,8 +216,8 @@ class IngressPort(Protocol):
     def pause_only(self, partitions: AbstractSet[IngressPartition]) -> None:
         """Pauses these partitions and resumes all others."""
 
-    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        """Returns the records of each partition, up to `most`; KafkaAway: Kafka refuses reads."""
+    def poll(self) -> list[Fetched]:
+        """Returns some records of each partition; KafkaAway: Kafka refuses reads."""
 
     def lags(self) -> dict[IngressPartition, int]:
         """Returns the number of unread offsets of each partition, as last reported by Kafka."""

@@ -17,7 +17,7 @@ from delaywheel.storage.folder.node_state import NodeState, Spare
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.messages import Frames, PeerMessage, WheelCard
+from delaywheel_replica.core.protocol.messages import PeerMessage, WheelCard
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
 # --- events
@@ -473,53 +473,3 @@ class Started:
     held: Mapping[WheelId, HeldWheel] = field(default_factory=dict)
     now_ms: int = 0
     unverified: frozenset[WheelId] = frozenset()
-
-
-__all__ = [
-    "Acknowledge",
-    "Alone",
-    "AtOnce",
-    "Awaited",
-    "Broken",
-    "CleanerReported",
-    "CloseWheel",
-    "Closed",
-    "DeleteWheel",
-    "Disconnected",
-    "DiskReported",
-    "DiskState",
-    "Drain",
-    "Effect",
-    "Event",
-    "Failed",
-    "ForgetLost",
-    "FoundAgain",
-    "Frames",
-    "HeldWheel",
-    "LeaveWheel",
-    "Left",
-    "MemberConfig",
-    "Mirror",
-    "Mirrored",
-    "OpenWheel",
-    "Opened",
-    "Published",
-    "ReadAgain",
-    "Received",
-    "Repair",
-    "Save",
-    "Saved",
-    "Send",
-    "Serve",
-    "Started",
-    "Sweep",
-    "Tick",
-    "Unreadable",
-    "Verified",
-    "VerifyWheel",
-    "WheelCard",
-    "WheelDeleted",
-    "WriteStatus",
-    "Written",
-    "divide",
-]
