@@ -87,13 +87,11 @@ def _ports(config: Config) -> Iterator[Fault]:
     own = {"listen": config.listen}
     if len(config.members) > 1 and config.node_id in config.members:
         own["peer_listen"] = config.listens_for_peers
-    if config.token_listen is not None:
-        own["token_listen"] = config.token_listen
-    if config.metrics_listen is not None:
-        own["metrics_listen"] = config.metrics_listen
-    if config.web_listen is not None:
-        own["web_listen"] = config.web_listen
-    for (name, address), (other, taken) in combinations(own.items(), 2):
+    own |= {
+        name: getattr(config, name) for name in ("token_listen", "metrics_listen", "web_listen")
+    }
+    listened = {name: address for name, address in own.items() if address is not None}
+    for (name, address), (other, taken) in combinations(listened.items(), 2):
         if _collide(address, taken):
             yield Fault(
                 f"{other} {taken}: {name} already listens there; give it another port",
@@ -171,6 +169,7 @@ def _ingress(config: Config) -> Iterator[Fault]:
             ("halves", "ingress"),
         )
     names = config.kafka_settings.names
+    written = {names.control, names.outcomes, names.dead, names.halves, names.trace, names.counts}
     if config.halves and names.ingress in config.ingress_destinations:
         yield Fault(
             f"ingress_destinations.{names.ingress}: half messages that are committed come through"
@@ -187,8 +186,8 @@ def _ingress(config: Config) -> Iterator[Fault]:
     for topic in config.ingress_topics:
         if not is_topic_name(topic):
             yield Fault(f"ingress_topics {topic!r}: no name of a topic", ("ingress_topics",))
-        if topic in {names.control, names.outcomes, names.dead, names.halves}:
+        if topic in written:
             yield Fault(
-                f"ingress_topics {topic}: the service's own, which only the service writes to",
+                f"ingress_topics {topic}: the service's own, with other records",
                 ("ingress_topics", "cluster_id"),
             )

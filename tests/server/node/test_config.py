@@ -170,6 +170,9 @@ def test_a_topic_that_refuses_answers_asks_checkers_for_none(
         ({"spam": "1"}, "spam"),
         ({"ledger_uri": "ftp://books"}, "ftp://"),
         ({"ttl_header": "dw-life"}, "ttl_header 'dw-life': no message can have"),
+        ({"ingress_topics": "delaywheel-c-dead"}, "delaywheel-c-dead: the service's own"),
+        ({"ingress_topics": "delaywheel-c-trace"}, "delaywheel-c-trace: the service's own"),
+        ({"ingress_topics": "delaywheel-c-counts"}, "delaywheel-c-counts: the service's own"),
         ({"ledger_retention_hours": "192"}, "ledger_retention_hours 192: at least 193"),
         (
             {"ledger_retention_hours": "26", "span_seconds": "7200"},
