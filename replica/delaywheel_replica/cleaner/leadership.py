@@ -54,7 +54,6 @@ from delaywheel_replica.core.election.events import (
 from delaywheel_replica.core.election.id_turns import IdTurns
 from delaywheel_replica.core.election.machine import IDLE_COMMIT_MS, Election, ElectionConfig
 from delaywheel_replica.core.election.witnesses import contradiction
-from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.closing import wheels_to_close
 from delaywheel_replica.core.leader.duties import Situation
 from delaywheel_replica.core.leader.failure_detector import silent_nodes
@@ -318,9 +317,7 @@ class Leadership:
             limits=self._limits,
             prevote_request=self._election.prevote_request,
             stands=self._election.phase in CANDIDATE and self._candidacy.is_answered,
-            ingress_slot=unread_bound(self._shown.ingress.values())
-            if forwarder is None
-            else forwarder.ingress_slot,
+            ingress_slot=None if forwarder is None else forwarder.ingress.bound(forwarder.state),
             floor_wait=None if forwarder is None else self._floor_wait,
             standstill=standstill,
             halves_objection=None

@@ -399,7 +399,7 @@ class Site:
 
     def slot(self) -> int | None:
         """The slot that seals of the leader's node must not pass."""
-        return self.forwarder.ingress_slot
+        return self.ingress.bound(self.forwarder.state)
 
     @property
     def handed(self) -> list[int]:

@@ -287,12 +287,12 @@ class _Lane:
     ) -> bool:
         """Whether nothing is wrong with these topics and their messages."""
         spreads = [
-            spread(_of_topics(rows, [name]), everywhere[name])
+            spread(rows.of_topics([name]), everywhere[name])
             for name in names
             if everywhere.get(name, 1) > 1
         ]
         samples = join_rows(spreads, rows.wheels) if spreads else None
-        trial = self._try(names, _of_topics(rows, names), samples)
+        trial = self._try(names, rows.of_topics(names), samples)
         return trial.answer is TrialResult.PASSED and not trial.refused
 
     def _search_each(
@@ -309,7 +309,7 @@ class _Lane:
             if now > deadline or not findings.complete:
                 break
             findings.tried.add(name)
-            mine = _of_topics(rows, [name])
+            mine = rows.of_topics([name])
             samples = spread(mine, everywhere[name]) if name in everywhere else None
             _TopicSearch(self._try, findings, name, self._clock, now + SEARCH_S).run(mine, samples)
 
@@ -458,11 +458,6 @@ class _TopicSearch:
             size = max(sent_bytes(half) for half in halves)
             known = self.findings.batch_bytes.get(self.topic, size)
             self.findings.batch_bytes[self.topic] = min(known, size)
-
-
-def _of_topics(rows: DueRows, names: Sequence[str]) -> DueRows:
-    numbers = [number for number, topic in enumerate(rows.topics) if topic in names]
-    return rows.take(np.isin(rows.topic_numbers, numbers))
 
 
 def name_of(message: DueMessage) -> MessageName:

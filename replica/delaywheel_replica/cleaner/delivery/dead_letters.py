@@ -337,9 +337,9 @@ class DeadLetters:
         taken_in = self._well_ingress(now) if stuck.any() or self.is_careful else ()
         if stuck.any() and self._patience is not None:
             names |= {self._patience.ingress}
-        held = self._asked_for(names, now) or self._wait_for(
-            rows.take(stuck).topic_names(), now, can_defer=bool(taken_in)
-        )
+        if asking := self._asking(names, now):
+            return self._hold("asking Kafka for", asking)
+        held = self._wait_for(rows.take(stuck).topic_names(), now, can_defer=bool(taken_in))
         if held is not None:
             return held
         if self.is_careful and taken_in:
@@ -437,7 +437,7 @@ class DeadLetters:
     def _begin_search(self, rows: DueRows, names: set[str]) -> None:
         """Searches these topics, except those known to be in trouble."""
         names = {name for name in names if self._troubles.cause(name) is None}
-        untried = rows.take(_of_topics(rows, names))
+        untried = rows.of_topics(names)
         if len(untried):
             # Such messages go to any partition: to another one each time they are tried.
             goes_anywhere = (untried.partitions == ANY_PARTITION) & (
@@ -462,7 +462,7 @@ class DeadLetters:
         if findings.unavailable:
             self._allowance.charge(since, now)
         for name, cause in findings.unavailable.items():
-            sample = rows.take(_of_topics(rows, {name}))
+            sample = rows.of_topics({name})
             if len(sample):
                 self._troubles.found(name, cause, sample, now, since=since)
 
@@ -577,11 +577,6 @@ class DeadLetters:
         """Whether messages for a topic are deferred when it takes nothing."""
         patience = self._patience
         return patience is not None and name != patience.ingress and patience.of(name) > 0
-
-    def _asked_for(self, names: set[str], now: float) -> Hold | None:
-        """Whether Kafka's first answer about any of these topics must be waited for."""
-        asking = self._asking(names, now)
-        return self._hold("asking Kafka for", asking) if asking else None
 
     def _asking(self, names: set[str], now: float) -> list[str]:
         """Returns the topics of which Kafka's first answer is waited for."""
@@ -758,8 +753,3 @@ def _reason_of(cause: str) -> DeadReason:
     if code == "_UNKNOWN_PARTITION":
         return DeadReason.PARTITION_UNKNOWN
     return DeadReason.REFUSED
-
-
-def _of_topics(rows: DueRows, names: set[str]) -> NDArray[np.bool_]:
-    chosen = np.array([topic in names for topic in rows.topics], dtype=np.bool_)
-    return chosen[rows.topic_numbers]

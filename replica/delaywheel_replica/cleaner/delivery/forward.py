@@ -39,7 +39,7 @@ from delaywheel_replica.cleaner.delivery.dead_letters import (
 from delaywheel_replica.cleaner.delivery.proposals import ProposalSearch
 from delaywheel_replica.cleaner.due.given_up import LostFrames, joined
 from delaywheel_replica.cleaner.due.reader import DueReader
-from delaywheel_replica.cleaner.due.rows import DueRows, MessageOutcome
+from delaywheel_replica.cleaner.due.rows import DueRows, HalfState, MessageOutcome
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.direct import joined_with
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
@@ -201,11 +201,6 @@ class Forwarder:
         """Returns the earliest due that may be unfinished; None: none waits, or is loaded."""
         known = (self.next_due_ms(), self._stuck_ms, self._unread_ms)
         return min((due_ms for due_ms in known if due_ms is not None), default=None)
-
-    @property
-    def ingress_slot(self) -> int | None:
-        """Returns the slot that this node's seals must not pass because of ingress records."""
-        return self.ingress.bound(self.state)
 
     def take_in(
         self, node: str, heartbeats: Mapping[str, Heartbeat], halves_objection: str | None
@@ -476,7 +471,7 @@ class Forwarder:
         own.write(outcomes.dropped(names, step.dropped.others if unasked else step.dropped))
         passed_on = 0
         for rows in forwarded:
-            later = halves.passed_on(rows)
+            later = rows.take(rows.records["half"] == HalfState.PASSED_ON)
             passed_on += len(later)
             own.write(outcomes.committed(names, later))
         counts = np.bincount(step.dropped.outcomes, minlength=len(MessageOutcome) + 1).tolist()

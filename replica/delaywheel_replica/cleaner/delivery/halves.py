@@ -81,11 +81,6 @@ def unasked(letters: DueRows, objection: str) -> list[Condemned]:
     return [Condemned(each, DeadReason.HALVES_UNAVAILABLE, objection) for each in letters]
 
 
-def passed_on(rows: DueRows) -> DueRows:
-    """Returns those of these rows that go to the ingress topic."""
-    return rows.take(rows.records["half"] == HalfState.PASSED_ON)
-
-
 def _committed(half: DueMessage, early_ms: int, now_ms: int, names: KafkaNames) -> AsSent:
     own, _, deliver_at_ms = split_headers(half.headers)
     if deliver_at_ms is None or deliver_at_ms <= now_ms:

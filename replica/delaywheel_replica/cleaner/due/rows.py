@@ -7,7 +7,7 @@ call, makes Python objects and copies keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
@@ -176,6 +176,11 @@ class DueRows:
     def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> DueRows:
         """Returns some of the rows, for instance one half, or those of one topic."""
         return DueRows(self.records[rows], self.topics, self.wheels, self.blobs)
+
+    def of_topics(self, names: Collection[str]) -> DueRows:
+        """Returns those of the rows that go to these topics."""
+        numbers = [number for number, topic in enumerate(self.topics) if topic in names]
+        return self.take(np.isin(self.topic_numbers, numbers))
 
     def contents(self) -> Iterator[Content]:
         """Yields a copy of what is sent to Kafka for each message."""

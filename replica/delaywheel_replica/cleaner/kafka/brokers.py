@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -128,9 +128,10 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         is_needed=False,
         otherwise=", or set trace = false",
     )
-    counts = OwnTopic(
-        names.counts,
-        kept
+    counts = replace(
+        trace,
+        name=names.counts,
+        config=kept
         | {
             "cleanup.policy": "compact,delete",
             "retention.ms": str(30 * 86_400_000),
@@ -139,10 +140,6 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
             # So that the audit can compare its programs' clocks with the brokers'.
             "message.timestamp.type": "LogAppendTime",
         },
-        partitions=3,
-        is_written=False,
-        is_needed=False,
-        otherwise=", or set trace = false",
     )
     return (*topics, trace, counts)
 

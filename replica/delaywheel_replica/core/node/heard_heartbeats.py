@@ -132,7 +132,7 @@ class HeardHeartbeats:
 
     def heartbeats(self) -> Mapping[str, Heartbeat]:
         """The newest heartbeat of each node, received directly or relayed, in order."""
-        return {node: self._peers[node].newest for node in self.others if node in self._peers}
+        return {node: peer.newest for node, peer in self._known()}
 
     def unheard_by(self, peer: str, now_ms: int) -> tuple[Heartbeat, ...]:
         """Returns the newest heartbeats of nodes that another node has not heard lately."""
@@ -156,28 +156,20 @@ class HeardHeartbeats:
         """Returns which nodes this node hears directly, for its heartbeat."""
         return {
             node: Heard(peer.direct.boot, max(0, now_ms - peer.heard_ms), peer.storage, peer.saves)
-            for node in self.others
-            if (peer := self._peers.get(node)) is not None
-            and peer.direct is not None
-            and peer.heard_ms is not None
+            for node, peer in self._known()
+            if peer.direct is not None and peer.heard_ms is not None
         }
 
     def known_peers(self) -> dict[str, KnownPeer]:
         """Returns what is known of each other node, for the status."""
-        return {
-            node: KnownPeer(peer.newest, peer.heard_ms)
-            for node in self.others
-            if (peer := self._peers.get(node)) is not None
-        }
+        return {node: KnownPeer(peer.newest, peer.heard_ms) for node, peer in self._known()}
 
     def terms(self, now_ms: int) -> list[Heartbeat]:
         """Returns the newest heartbeats of nodes that lately claimed to lead."""
         return [
             peer.newest
-            for node in self.others
-            if (peer := self._peers.get(node)) is not None
-            and peer.newest.term is not None
-            and now_ms - peer.newest_at_ms < HEARD_MS
+            for _, peer in self._known()
+            if peer.newest.term is not None and now_ms - peer.newest_at_ms < HEARD_MS
         ]
 
     def leader_clock_ms(self, now_ms: int) -> int | None:
@@ -205,6 +197,10 @@ class HeardHeartbeats:
             if peer.direct is not None
         ]
         return sorted([own_clock_ms, *heard_ms])[len(heard_ms) // 2]
+
+    def _known(self) -> list[tuple[str, _Peer]]:
+        """Returns the nodes that were heard of, in order."""
+        return [(node, self._peers[node]) for node in self.others if node in self._peers]
 
     def _take_direct(self, heartbeat: Heartbeat, now_ms: int) -> bool:
         if heartbeat.node not in self.others:
