@@ -394,6 +394,8 @@ def test_nothing_goes_to_partitions_of_the_ingress_topic_that_are_no_longer_read
         assert not judging.are_untaken(passing.rows)
     for unread in (lambda: frozenset(range(4)), lambda: None):
         judging.unread = unread
+        assert passing is not None
+        assert not judging.are_untaken(passing.rows), "Kafka takes them"
         for rows in (rows_of("bad"), halves):
             plan = run_once(kafka, judging, rows)
             assert plan is not None

@@ -271,6 +271,7 @@ class DeadLetters:
         self._topics.ask(names)
         routed, stuck = self._routed(rows, topics)
         untaken = rows.take(stuck | (routed.partitions != rows.partitions)).topic_names()
+        untaken = {name for name in untaken if self._troubles.cause(name) is not None}
         known = self._topics.find(untaken)  # however old: a topic's copies hardly change
         untaken = {name for name in untaken if name not in known or not known[name].may_move}
         for name in untaken:
@@ -285,7 +286,8 @@ class DeadLetters:
         if not self._troubles.are_there:
             return False
         _, stuck = self._routed(rows, self._look_at(rows.topic_names(), self._monotonic()))
-        return bool(stuck.any())
+        names = rows.take(stuck).topic_names()
+        return any(self._troubles.cause(name) is not None for name in names)
 
     def committed(self) -> None:
         """Notes that a step was committed; its condemned messages are dealt with."""
