@@ -293,6 +293,7 @@ def test_the_group_shows_which_partitions_are_read_once_some_are_cut_off(
     with closing(IngressReader(replace(settings, ingress_limits=limits))) as reader:
         offsets = {(topic, 0): 1, (topic, 1): 7, (topic, 2): 9}
         reader.assign(dict.fromkeys(offsets, 0))
+        Read(reader).until(lambda read: bool(read.records))
         group = settings.names.ingress_group
         looking = Consumer({"bootstrap.servers": kafka.address, "group.id": group})
         with closing(looking):

@@ -9,6 +9,7 @@ import pytest
 
 from delaywheel_replica.cleaner.candidacy import CALL_MS, CHECKED_S, LEFT_OUT_MS, Candidacy
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.outside.clocks import SystemClock
 from delaywheel_replica.cleaner.outside.ports import (
     IDS,
     Checked,
@@ -84,7 +85,14 @@ def _record(number: int) -> StoredRecord:
 
 def _candidacy(kafka: FakeKafka) -> tuple[Candidacy, ControlFollower]:
     follower = ControlFollower(kafka)  # type: ignore[arg-type]  # it gives no producers
-    return Candidacy(kafka, follower, node="a", control_topic="control"), follower  # type: ignore[arg-type]
+    made = Candidacy(
+        kafka,  # type: ignore[arg-type]
+        follower,
+        node="a",
+        control_topic="control",
+        clock=SystemClock(),
+    )
+    return made, follower
 
 
 def _next_event(candidacy: Candidacy) -> Event:

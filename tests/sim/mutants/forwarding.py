@@ -12,11 +12,10 @@ from delaywheel.storage.reading import ids
 from delaywheel.storage.reading.cancels import CancelLook
 from delaywheel_replica.cleaner.delivery.proposals import ProposalSearch
 from delaywheel_replica.cleaner.due import duplicates, seconds
-from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.cleaner.due.seconds import Bounds, Second
-from delaywheel_replica.cleaner.due.steps import Draft
+from delaywheel_replica.cleaner.due.steps import Draft, Step
 from delaywheel_replica.core.election.machine import Election
 from delaywheel_replica.core.leader import cancel as cancelling
 from delaywheel_replica.core.leader import floor, rescheduling
@@ -143,7 +142,7 @@ def spins_at_the_due_of_released_halves() -> list[Patch]:
 def takes_what_is_not_due() -> list[Patch]:
     real = DueReader.next_step
 
-    def next_step(self: DueReader, now_ms: int, *caps: int) -> selection.Step:
+    def next_step(self: DueReader, now_ms: int, *caps: int) -> Step:
         return real(self, now_ms + 50, *caps)
 
     return [instead(DueReader, "next_step", next_step)]
