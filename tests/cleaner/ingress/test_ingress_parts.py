@@ -267,14 +267,14 @@ def test_of_a_broken_one_everything_is_unknown_and_late_answers_are_not_heard(
     handing = Handing(lambda: next(made), clock)
     records = [one(0), one(1)]
     handing.hand(lambda _: records)
-    assert (handing.fileno, handing.unanswered) == (7, 2)
+    assert (handing.fileno, len(handing._unanswered)) == (7, 2)
     ways[0].ready = [(records[0], RecordAnswer.HELD), (one(2), RecordAnswer.HELD)]
     ways[0].is_broken = True
     assert handing.answers() == [
         (records[0], RecordAnswer.HELD),
         (records[1], RecordAnswer.UNKNOWN),
     ]
-    assert (ways[0].is_closed, handing.fileno, handing.unanswered) == (True, None, 0)
+    assert (ways[0].is_closed, handing.fileno, len(handing._unanswered)) == (True, None, 0)
     handing.hand(lambda _: records)
     assert ways[1].handed == []
     clock.now_ms += 1_000

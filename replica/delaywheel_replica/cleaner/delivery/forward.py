@@ -272,7 +272,7 @@ class Forwarder:
         situation = replace(
             situation,
             rescheduling=self._rescheduling(step, situation),
-            ingress=taken.records,
+            ingress=taken.step.records,
             hears_answers=self.ingress.hears_answers,
             ingress_slot=self.ingress.bound(self.state, taken),
         )

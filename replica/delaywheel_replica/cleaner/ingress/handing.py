@@ -62,11 +62,6 @@ class Handing:
         return None if self._port is None else self._port.fileno()
 
     @property
-    def unanswered(self) -> int:
-        """Returns how many records the server has not answered for."""
-        return len(self._unanswered)
-
-    @property
     def most(self) -> Mapping[RequestKind, int]:
         """Returns the kinds that the server has refused for a while, as in `Moment.most`."""
         now_s = self._clock.monotonic()

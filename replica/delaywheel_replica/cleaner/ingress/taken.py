@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,7 @@ from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
 from delaywheel_replica.core.ingress.term import IngressTerm, TermStep
 from delaywheel_replica.core.ingress.underway import Deleted, Forwarded, GroupAnswered, Rejected
-from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
+from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.process.logs import get_logger
 
 log = get_logger(__name__)
@@ -34,11 +34,6 @@ class Taken:
     letters: DueRows
     is_urgent: bool = False
     is_full: bool = False
-
-    @property
-    def records(self) -> Mapping[IngressPartition, IngressRecord]:
-        """Returns the control records."""
-        return self.step.records
 
     @property
     def unfit(self) -> Counter[str]:
