@@ -63,7 +63,7 @@ def _not_forwarding(answer: pb.DescribeClusterResponse) -> Iterator[Cause]:
     elif leader in reports and reports[leader].HasField("standstill"):
         standstill = reports[leader].standstill
         yield Cause(
-            f"{leader} forwards nothing since {iso(standstill.since_ms)}: {standstill.cause}",
+            f"{leader} has forwarded nothing since {iso(standstill.since_ms)}: {standstill.cause}",
             Section.NOTHING_FORWARDED,
         )
 
@@ -223,7 +223,7 @@ def _about_disks(node: str, report: pb.MemberReport) -> Iterator[Cause]:
     if report.ledger.failure:
         since = iso(report.ledger.failing_since_ms)
         yield Cause(
-            f"{node} does not publish its ledger since {since}: {report.ledger.failure}",
+            f"{node} has not published its ledger since {since}: {report.ledger.failure}",
             Section.LEDGER,
         )
 

@@ -311,7 +311,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n1 lacks 12 frames that it should have: its disk lost them or returns an error",
         "the disk of n1 does not delete /data/1763700001.slot and 1,204 more",
         "deleting is 25 min behind: the floor waits for the ledger of n1.1, n2.3",
-        "n1 does not publish its ledger since 2030-03-17T17:45:40.250Z: AccessDenied",
+        "n1 has not published its ledger since 2030-03-17T17:45:40.250Z: AccessDenied",
         "incomplete 5, 850 ms",
         "away, reported 65 s ago",
         "s3://books/n1",
@@ -484,7 +484,7 @@ STANDSTILL = pb.Standstill(since_ms=1_900_000_000_000, cause="a cause")
         ("leader", "DOWN: no node leads, so nothing is forwarded"),
         ("accepting", "DOWN: no node takes messages"),
         ("role", "DOWN: n1 leads and rests, so nothing is forwarded"),
-        ("standstill", "DOWN: n1 forwards nothing since 2030-03-17T17:46:40.000Z: a cause"),
+        ("standstill", "DOWN: n1 has forwarded nothing since 2030-03-17T17:46:40.000Z: a cause"),
     ],
 )
 def test_a_cluster_that_takes_or_forwards_nothing_is_down(
