@@ -141,7 +141,7 @@ def dead_letter(
 def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
     """Yields outcomes of messages that are done without being forwarded."""
     for row in rows:
-        outcome: dict[str, object] = {"outcome": _OUTCOMES[row.outcome]}
+        outcome: dict[str, object] = {"outcome": row.outcome.name.lower()}
         if row.outcome is MessageOutcome.DUPLICATE:
             outcome["content_differs"] = row.content_differs
         yield outcome_record(names, row.id, outcome | _place(row))
@@ -195,13 +195,6 @@ def _destination(message: DueMessage) -> str:
     """Returns the topic that a message was accepted for: a half may go to a topic of ours."""
     named = last_of(message.headers, HALF_TOPIC)
     return topic_asked_for(message) if named is None else named.decode()
-
-
-_OUTCOMES = {
-    MessageOutcome.CANCELLED: "cancelled",
-    MessageOutcome.DUPLICATE: "duplicate",
-    MessageOutcome.ASKED: "asked",
-}
 
 
 def _place(message: DueMessage | Dropped) -> dict[str, object]:

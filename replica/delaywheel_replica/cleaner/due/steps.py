@@ -182,12 +182,10 @@ class Draft:
             return True
         dues_ms = records["due_ms"]
         whole = int(dues_ms.searchsorted(dues_ms[end]))
-        if whole or not self.is_empty:
-            self._due_ms = int(dues_ms[end]) - 1
-            if whole:
-                self._take(second, rows[:whole], records[:whole])
-        else:
-            self._due_ms = int(dues_ms[end]) - 1
+        self._due_ms = int(dues_ms[end]) - 1
+        if whole:
+            self._take(second, rows[:whole], records[:whole])
+        elif self.is_empty:
             self._split(records, end)
             self._take(second, rows[:end], records[:end])
         self._full = True

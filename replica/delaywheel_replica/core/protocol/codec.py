@@ -232,29 +232,25 @@ def _optional(kinds: tuple[Any, ...]) -> _Codec:
     )
 
 
-def _integer(document: Any, _: Unchanged | None) -> int:
-    if type(document) is not int:
-        raise MalformedError(f"{document!r} is no integer")
-    return document
-
-
 def _checked(codec: _Codec, check: Callable[[Any], Any]) -> _Codec:
     return codec._replace(load=lambda document, known: check(codec.load(document, known)))
 
 
-def _boolean(document: Any, _: Unchanged | None) -> bool:
-    if type(document) is not bool:
-        raise MalformedError(f"{document!r} is no boolean")
-    return document
+def _scalar(kind: type, name: str) -> _Load:
+    def load(document: Any, _: Unchanged | None) -> Any:
+        if type(document) is not kind:
+            raise MalformedError(f"{document!r} is no {name}")
+        return document
+
+    return load
 
 
-def _string(document: Any, _: Unchanged | None) -> str:
-    if type(document) is not str:
-        raise MalformedError(f"{document!r} is no string")
-    return document
-
-
-_SCALARS: Final[Mapping[Any, _Load]] = {int: _integer, bool: _boolean, str: _string}
+_string: Final = _scalar(str, "string")
+_SCALARS: Final[Mapping[Any, _Load]] = {
+    int: _scalar(int, "integer"),
+    bool: _scalar(bool, "boolean"),
+    str: _string,
+}
 
 
 def _text(dump: Callable[[Any], str], parse: Callable[[str], Any]) -> _Codec:

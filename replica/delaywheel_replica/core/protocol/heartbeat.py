@@ -220,9 +220,7 @@ class Heartbeat:
     @property
     def named(self) -> tuple[WheelId, ...]:
         """The own wheels in use, which may not be closed."""
-        if self.open is None:
-            return () if self.spare is None else (self.spare,)
-        return (self.open,) if self.spare is None else (self.open, self.spare)
+        return tuple(wheel for wheel in (self.open, self.spare) if wheel is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,18 +83,10 @@ class Action(StrEnum):
     STAND_BY = "stand by"
 
 
-_ANSWERS = (
-    LibraryAnswer.OK,
-    LibraryAnswer.OK_RETRIED,
-    LibraryAnswer.TIMED_OUT,
-    LibraryAnswer.FENCED,
-    LibraryAnswer.REQUIRES_ABORT,
-    LibraryAnswer.FAILED,
-)
 _C, _A, _X = TransactionState.CONTINUE, TransactionState.ABORT, TransactionState.ABANDONED
 _T, _U, _F = TransactionState.TAKEN, TransactionState.UNKNOWN, TransactionState.FENCED
 _ROWS: dict[Call, tuple[TransactionState, ...]] = {
-    # as _ANSWERS:  OK, OK_RETRIED, TIMED_OUT, FENCED, REQUIRES_ABORT, FAILED
+    # as LibraryAnswer:  OK, OK_RETRIED, TIMED_OUT, FENCED, REQUIRES_ABORT, FAILED
     Call.INIT: (_C, _C, _U, _F, _U, _U),
     Call.BEGIN: (_C, _C, _X, _T, _X, _X),
     # A failed produce was refused before anything was sent: too large, no such partition.
@@ -107,7 +99,7 @@ _ROWS: dict[Call, tuple[TransactionState, ...]] = {
 VERDICTS: dict[tuple[Call, LibraryAnswer], TransactionState] = {
     (call, answer): verdict
     for call, row in _ROWS.items()
-    for answer, verdict in zip(_ANSWERS, row, strict=True)
+    for answer, verdict in zip(LibraryAnswer, row, strict=True)
 }
 
 ACTIONS = {
