@@ -468,7 +468,7 @@ def test_a_catch_up_holds_a_few_seconds_at_a_time(
         most = 0
         while leader.progress.due_ms < START_MS + 400_000:
             leader.commit(leader.look(START_MS + 400_000, cap_messages=25))
-            most = max(most, sum(len(s) for s in leader.reader._window._seconds))
+            most = max(most, sum(map(len, leader.reader._window._seconds.from_slot(0))))
         assert numbers(leader.messages) == list(range(1, 3000))
         assert most <= 100
 
@@ -487,7 +487,7 @@ def test_seconds_are_kept_by_number_messages_and_bytes(
         most = 0
         while leader.progress.due_ms < START_MS + 60_000:
             leader.commit(leader.look(START_MS + 60_000, cap_messages=1))
-            most = max(most, len(leader.reader._window._seconds))
+            most = max(most, len([*leader.reader._window._seconds.from_slot(0)]))
         assert numbers(leader.messages) == list(range(40))
         assert most <= 9  # four ahead, the one where progress stands, four past
 
@@ -499,7 +499,7 @@ def test_seconds_below_the_floor_are_freed(wheels: Wheels) -> None:
         floor = START_MS // 1_000 + 15
         step = leader.look(START_MS + 30_001)
         leader.reader.done(step, replace(step.after, floor=floor))
-        assert [second.slot for second in leader.reader._window._seconds] == [
+        assert [second.slot for second in leader.reader._window._seconds.from_slot(0)] == [
             *range(floor, floor + 5)
         ]
 

@@ -73,7 +73,7 @@ class Fetcher:
     def note_lacks(self, first: int, last: int | None = None, storage: str | None = None) -> None:
         peer, fetch = self.sent[A1]
         message = Lacks(fetch.request, A1, storage or f"disk-{peer}", first, last or first)
-        self.fetching.lacks(peer, message.storage, message)
+        self.fetching.lacks(peer, message)
 
     def missing(self, wheel: WheelId = A1) -> dict[int, str]:
         reported = sorted(self.fetching.reported_lacks().get(wheel, {}).items())
@@ -165,7 +165,7 @@ def test_an_answer_to_an_older_request_is_none_to_the_newest() -> None:
     fetcher.after(ROUND_MS)
     assert fetcher.asks(want, reachable="b") == ("b", 1, 5)
     fetcher.fetching.answered(old.request)
-    fetcher.fetching.lacks("b", "disk-b", Lacks(old.request, A1, "disk-b", 1, 1))
+    fetcher.fetching.lacks("b", Lacks(old.request, A1, "disk-b", 1, 1))
     assert fetcher.asks(want) is None
     assert fetcher.missing() == {}
 
@@ -326,8 +326,8 @@ def test_only_who_was_asked_is_believed() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 4}, limit=4))
     _, fetch = fetcher.sent[A1]
-    fetcher.fetching.lacks("c", "disk-c", Lacks(fetch.request, A1, "disk-c", 1, 1))
-    fetcher.fetching.lacks("b", "disk-b", Lacks(fetch.request, A2, "disk-b", 1, 1))
+    fetcher.fetching.lacks("c", Lacks(fetch.request, A1, "disk-c", 1, 1))
+    fetcher.fetching.lacks("b", Lacks(fetch.request, A2, "disk-b", 1, 1))
     assert fetcher.missing() == {}
     assert fetcher.asks(want_of({"b": 4}, limit=4)) is None
 

@@ -62,12 +62,6 @@ class KeptSeconds:
         self._slots: list[int] = []  # ascending
         self._seconds: dict[int, Second] = {}
 
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __iter__(self) -> Iterator[Second]:
-        return self.from_slot(0)
-
     def get(self, slot: int) -> Second | None:
         """Returns the second of this slot."""
         return self._seconds.get(slot)

@@ -446,11 +446,6 @@ def _not_taken(request: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unf
     """Returns why a record is not accepted at this moment; None if it may be."""
     if _is_half_refused(request, moment):
         return Unfit(UnfitReason.HALVES_UNAVAILABLE, moment.halves_objection or "")
-    return _too_far(request, moment)
-
-
-def _too_far(request: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
-    """Returns why a record is due too late to be accepted; None if it is not."""
     due_ms = request.due_ms
     held_ms = due_ms - moment.now_ms
     if _is_about_half(request) and held_ms > LONGEST_HOLD_MS + CLOCKS_DIFFER_MS:

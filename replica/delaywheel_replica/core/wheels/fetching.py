@@ -218,7 +218,7 @@ class Fetching:
         state = self._wheels.get(wheel)
         return state is not None and (peer, request) in state.requests
 
-    def lacks(self, sender: str, storage: str, message: Lacks) -> None:
+    def lacks(self, sender: str, message: Lacks) -> None:
         """Notes that another member has none of these frames.
 
         Reports from another storage than its own say nothing of the member.
@@ -230,7 +230,7 @@ class Fetching:
         if (message.request, sender) != (asked.fetch.request, asked.peer):
             return
         asked.under_way = False
-        if storage != asked.storage:
+        if message.storage != asked.storage:
             return
         reported = message.seqs.within(asked.fetch.first_seq, asked.fetch.last_seq)
         state.keep(sender, state.lacks.get(sender, NO_SEQS) | reported)

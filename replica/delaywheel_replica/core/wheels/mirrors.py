@@ -475,7 +475,7 @@ class Mirrors:
 
     def note_lacks(self, sender: str, message: Lacks) -> None:
         """Notes that another node is missing requested frames."""
-        self._fetching.lacks(sender, message.storage, message)
+        self._fetching.lacks(sender, message)
 
     def sought(self) -> FrameSet:
         """Returns frames that the cleaner could not read and that are not given up."""
