@@ -81,6 +81,11 @@ class _Peer:
     storage: str = ""
     saves: int = 0
 
+    def is_heard(self, now_ms: int) -> bool:
+        """Whether this node reaches it at present."""
+        was_heard = self.heard_ms is not None and now_ms - self.heard_ms < HEARD_MS
+        return was_heard and self.is_connected
+
     def note_saves(self, heartbeat: Heartbeat) -> None:
         """Notes how old the node's folder is, by what it says itself."""
         if heartbeat.storage == ROLLED_BACK:
@@ -128,7 +133,7 @@ class HeardHeartbeats:
 
     def reachable(self, now_ms: int) -> list[str]:
         """The nodes that are heard at present, in order."""
-        return [node for node in self.others if self._is_heard(node, now_ms)]
+        return [node for node, peer in self._known() if peer.is_heard(now_ms)]
 
     def heartbeats(self) -> Mapping[str, Heartbeat]:
         """The newest heartbeat of each node, received directly or relayed, in order."""
@@ -190,11 +195,10 @@ class HeardHeartbeats:
         It is the median of the own clock and lower bounds of those that are heard; of two the
         lesser one.
         """
-        peers = (self._peers[node] for node in self.reachable(now_ms))
         heard_ms = [
             peer.direct.wall_ms + now_ms - peer.direct_ms
-            for peer in peers
-            if peer.direct is not None
+            for _, peer in self._known()
+            if peer.is_heard(now_ms) and peer.direct is not None
         ]
         return sorted([own_clock_ms, *heard_ms])[len(heard_ms) // 2]
 
@@ -238,15 +242,6 @@ class HeardHeartbeats:
         if is_newer:
             peer.newest, peer.newest_at_ms = heartbeat, now_ms
         return is_newer
-
-    def _is_heard(self, node: str, now_ms: int) -> bool:
-        peer = self._peers.get(node)
-        return (
-            peer is not None
-            and peer.is_connected
-            and peer.heard_ms is not None
-            and now_ms - peer.heard_ms < HEARD_MS
-        )
 
 
 def _may_follow(known: Heartbeat, heartbeat: Heartbeat, elapsed_ms: int) -> bool:

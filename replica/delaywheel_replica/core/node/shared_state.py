@@ -228,8 +228,7 @@ class PendingEffects:
         gone: list[Awaited] = []
         kept: list[tuple[int, Awaited]] = []
         for entry in self._asked:
-            falls = entry[0] == number and (gone or entry[1] is failed)
-            if falls:
+            if entry[0] == number and (gone or entry[1] is failed):
                 gone.append(entry[1])
             else:
                 kept.append(entry)
