@@ -243,7 +243,7 @@ ELSEWHERE = {
 INNER = frozenset(
     {
         *("block", "desk", "index", "state", "handed_s", "has_returned", "take_trip", "tell_lost"),
-        *("is_given_back", "is_taken_back", "are_headers_unread", "fail", "overrules", "runs"),
+        *("is_given_back", "is_taken_back", "are_headers_unread", "overrules", "runs"),
         *("take", "drop_unreadable", "count", "context", "header", "length_bytes"),
     }
 )

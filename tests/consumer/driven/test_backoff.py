@@ -147,7 +147,7 @@ def test_a_function_with_a_bug_does_not_end_a_consumer_whose_handler_is_late() -
     consumer = start(kafka, retry=lambda *_: math.sqrt(-1), handler_timeout="10ms")
     consumer.run_once()
     [message] = consumer.take()
-    message.handed_s -= 1
+    message.block.handed_s[message.index] -= 1
     consumer.engine.desk._next_look_s = 0.0
     consumer.run_once()
     consumer.run_once()

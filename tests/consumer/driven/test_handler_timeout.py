@@ -17,7 +17,7 @@ PATIENCE_S = 30.0
 
 def pass_time(consumer: DrivenConsumer, message: ReceivedMessage) -> None:
     """Has a handler be late."""
-    message.handed_s -= 60
+    message.block.handed_s[message.index] -= 60
     consumer.engine.desk._next_look_s = 0.0
     consumer.run_once()
 

@@ -177,7 +177,7 @@ def test_metrics_say_how_far_it_is_and_what_became_of_records() -> None:
     first, second, third = consumer.take(3)
     first.dead("BROKEN")
     second.retry()
-    third.handed_s -= 3.0
+    third.block.handed_s[third.index] -= 3.0
     look(consumer)
     text = generate_latest(registry).decode()
     for line in (

@@ -156,7 +156,7 @@ def test_a_record_that_is_never_settled_is_a_trouble(kafka: FakeKafka) -> None:
     consumer.run_once()
     [message] = consumer.take()
     assert trouble_of(consumer) is None
-    message.handed_s -= 2
+    message.block.handed_s[message.index] -= 2
     assert consumer.engine.desk.oldest_in_hand_s >= 2
     assert "orders/0/0" in (trouble_of(consumer) or "")
     message.done()

@@ -20,10 +20,9 @@ from delaywheel.consumer.checking.letters import AskedHalf, half_of
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.port import Start
-from delaywheel.consumer.records import Incoming, Place, unpack_retry
+from delaywheel.consumer.records import Incoming, Place, RecordHeaders, unpack_retry
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.ingress import IngressLimits
-from delaywheel.transactional import Outgoing
 from delaywheel.transactions import HalfVerdict
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
@@ -72,7 +71,6 @@ class Checker:
         most_bytes = dict.fromkeys(takes, LARGEST_BYTES)
         self._policy = Policy(settings, Start(world.names.ingress, most_bytes))
         self._policy.learn_limits(IngressLimits(1 << 62, 1 << 62, takes_answers=True))
-        self._ingress_topic = world.names.ingress  # for `HalfChecker`
         for topic in (self._topics.retry, self._topics.dead, OFFSETS):
             world.kafka.create(topic)
         self._life = 0
@@ -111,9 +109,9 @@ class Checker:
 
     # --- what its letters settle with
 
-    def forward(self, letter: ReceivedMessage, record: Outgoing) -> Settlement:
-        """Writes another record."""
-        return self._settle(self._policy.forward(letter, record))
+    def forward(self, letter: ReceivedMessage, headers: RecordHeaders) -> Settlement:
+        """Sends its message."""
+        return self._settle(self._policy.forward(letter, headers))
 
     def roll_back(self, letter: ReceivedMessage) -> Settlement:
         """Has the message dropped."""
@@ -191,7 +189,7 @@ class Checker:
             code, _ = kafka.produce(NAME, epoch, SENDER, [(partition, written)], added)
             if code is not Code.OK:
                 return False
-            if partition.topic == self._ingress_topic:
+            if partition.topic == self._world.names.ingress:
                 own = entry.headers if settlement.outcome is Outcome.FORWARDED else None
                 place = IngressPlace(partition.topic, partition.number, offset)
                 sent = self._world.halves.sends(written, place, own)

@@ -108,7 +108,7 @@ def _is_readable(message: ReceivedMessage) -> bool:
     try:
         _ = message.data, message.key_data
     except UnreadableError as error:
-        message.fail(error)
+        message.desk.fail(message, error)
         return False
     except Exception:  # noqa: BLE001 - its handler meets it again, and the policy decides
         return True

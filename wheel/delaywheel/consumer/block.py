@@ -32,7 +32,7 @@ from delaywheel.headers import content_bytes
 from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
-    from delaywheel.consumer.desk import Desk
+    from delaywheel.consumer.engine.dispatcher import Dispatcher
 
 _SETTLED: Final = bytes((State.SETTLED,))
 
@@ -68,7 +68,7 @@ class RecordBlock:
         "writes",
     )
 
-    def __init__(self, desk: Desk, fetched: FetchedRecords, *, is_retry: bool) -> None:
+    def __init__(self, desk: Dispatcher, fetched: FetchedRecords, *, is_retry: bool) -> None:
         """Takes records in, one at least, all of them waiting; `desk` is where they are settled."""
         count = len(fetched.offsets)
         self.desk = desk

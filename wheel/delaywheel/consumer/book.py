@@ -236,7 +236,8 @@ class Book:
         self._withheld: AbstractSet[str] = frozenset()
         self.held_up: AbstractSet[Partition] = frozenset()
         """The partitions of which nothing is cut now: a topic does not answer their outcomes."""
-        self._held = 0
+        self.held = 0
+        """How many records are held."""
         self._held_bytes = 0
         self._written_bytes = 0
         self._settled = 0
@@ -261,12 +262,12 @@ class Book:
     @property
     def room(self) -> int:
         """How many more records may be fetched."""
-        return max(0, self._max_held - self._held)
+        return max(0, self._max_held - self.held)
 
     @property
     def is_full(self) -> bool:
         """Whether nothing more may be fetched, whoever has written what."""
-        return self._held >= self._max_held or self._held_bytes >= self._max_held_bytes
+        return self.held >= self._max_held or self._held_bytes >= self._max_held_bytes
 
     @property
     def is_overwritten(self) -> bool:
@@ -288,7 +289,7 @@ class Book:
             return set(self._shelves)
         part, part_bytes = self._parts
         shelves = self._shelves.values()
-        used = self._held + sum(max(0, part - shelf.count) for shelf in shelves)
+        used = self.held + sum(max(0, part - shelf.count) for shelf in shelves)
         used_bytes = self.held_bytes + sum(
             max(0, part_bytes - shelf.all_bytes) for shelf in shelves
         )
@@ -358,11 +359,6 @@ class Book:
         for shelf in self._shelves.values():
             if shelf.blocks:
                 yield shelf.blocks[0].message(shelf.blocks[0].begin)
-
-    @property
-    def held(self) -> int:
-        """How many records are held."""
-        return self._held
 
     def unended(self, partition: Partition) -> int:
         """Returns how many offsets were read of a partition that have not ended."""
@@ -439,7 +435,7 @@ class Book:
                 block.settlements.clear()
                 block.writes.clear()
             self._written_bytes -= shelf.written_bytes
-            self._held -= shelf.count
+            self.held -= shelf.count
             self._held_bytes -= shelf.held_bytes
             self.counts.forgotten += shelf.count
         self._waiting = deque(
@@ -493,7 +489,7 @@ class Book:
             shelf.blocks.append(block)
             shelf.count += count
             shelf.held_bytes += length_bytes
-            self._held += count
+            self.held += count
             self._held_bytes += length_bytes
             goes_out = count
             if shelf.limit is not None:
@@ -798,5 +794,5 @@ class Book:
         length_bytes = block.length_bytes(begin, end)
         shelf.count -= run.size
         shelf.held_bytes -= length_bytes
-        self._held -= run.size
+        self.held -= run.size
         self._held_bytes -= length_bytes

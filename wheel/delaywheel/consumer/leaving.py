@@ -83,7 +83,7 @@ def leave_by(messages: Sequence[ReceivedMessage], error: BaseException) -> bool:
         return False
     if not open_:
         return any(message.overrules(error) for message in messages)
-    is_handled = all(message.fail(error) for message in open_)
+    is_handled = all(message.desk.fail(message, error) for message in open_)
     if is_handled:
         _LOG.info("%r failed", open_[0], exc_info=error)
     return is_handled

@@ -28,7 +28,7 @@ from delaywheel.transactional import MOST_TIMEOUT_ADVICE, Outgoing
 
 if TYPE_CHECKING:
     from delaywheel.consumer.block import RecordBlock
-    from delaywheel.consumer.desk import Desk
+    from delaywheel.consumer.engine.dispatcher import Dispatcher
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -261,7 +261,7 @@ class ReceivedMessage:
         return f"<{self.origin} attempt={self.attempt} {self.length_bytes} bytes>"
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> Dispatcher:
         """Where it is settled."""
         return self.block.desk
 
@@ -274,10 +274,6 @@ class ReceivedMessage:
     def handed_s(self) -> float:
         """When it was handed out, on the monotonic clock."""
         return self.block.handed_s[self.index]
-
-    @handed_s.setter
-    def handed_s(self, now_s: float) -> None:
-        self.block.handed_s[self.index] = now_s
 
     @property
     def length_bytes(self) -> int:
@@ -475,10 +471,6 @@ class ReceivedMessage:
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return leave_one(self, error)
-
-    def fail(self, error: Exception) -> bool:
-        """Settles it by its handler's exception; False if the exception must be raised."""
-        return self.desk.fail(self, error)
 
     def overrules(self, error: Exception) -> bool:
         """Whether its outcome stands, and an exception that came later is only logged."""

@@ -99,14 +99,10 @@ class KeyOrder:
         """Begins without lanes; a record that is away is waited for so long after its due."""
         self._lost_after_ms = lost_after_ms
         self._lanes: dict[Partition, _KeyLane] = {}
-        self._away_bytes = 0
+        self.away_bytes = 0
+        """The memory of records that are away (sent to return later), in bytes."""
         self.lost = 0
         """How many records are lost: nobody knows what became of them."""
-
-    @property
-    def away_bytes(self) -> int:
-        """The memory of records that are away (sent to return later), in bytes."""
-        return self._away_bytes
 
     def assign(self, lane: Partition, order_topic: str, away: Iterable[Away]) -> None:
         """Adds a lane, with its records that are away."""
@@ -120,7 +116,7 @@ class KeyOrder:
         for lane in lanes:
             known = self._lanes.pop(lane, None)
             if known is not None:
-                self._away_bytes -= sum(
+                self.away_bytes -= sum(
                     len(offsets) * (ENTRY_BYTES + len(key)) for key, offsets in known.away.items()
                 )
 
@@ -208,13 +204,13 @@ class KeyOrder:
         del offsets[offset]
         if not offsets:
             del lane.away[key]
-        self._away_bytes -= ENTRY_BYTES + len(key)
+        self.away_bytes -= ENTRY_BYTES + len(key)
         return True
 
     def _add(self, lane: _KeyLane, one: Away) -> None:
         offsets = lane.away.setdefault(one.key, {})
         if one.offset not in offsets:
-            self._away_bytes += ENTRY_BYTES + len(one.key)
+            self.away_bytes += ENTRY_BYTES + len(one.key)
         offsets[one.offset] = one.due_ms
 
     def _lane(self, message: ReceivedMessage) -> _KeyLane | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
@@ -201,7 +201,7 @@ def read_settings(
     start = options.get("start", "earliest")
     most, timeout = options.get("max_deliveries", 3), options.get("handler_timeout")
     retry_for, jitter = options.get("retry_for"), options.get("jitter", 0.0)
-    waits = options.get("wait_for_rights")
+    waits, by = options.get("wait_for_rights"), options.get("retry_by", {})
     if (events := options.get("events")) is not None:
         check_events(events)
     check_trace(trace := options.get("trace"))
@@ -226,7 +226,7 @@ def read_settings(
         bootstrap=bootstrap,
         cluster=options.get("cluster"),
         retry=delays_of(options.get("retry", DEFAULT_RETRY)),
-        retry_by=tuple(_by_class(options.get("retry_by", {}))),
+        retry_by=tuple(zip(_exceptions([*by]), map(delays_of, by.values()), strict=True)),
         retry_for_ms=None if retry_for is None else length_ms(retry_for),
         jitter=jitter,
         retry_on=_exceptions(options.get("retry_on", Exception)),
@@ -287,14 +287,6 @@ def _rebalances(options: Options) -> Literal["eager", "cooperative", "consumer"]
             " name starts again may stay with nobody: 'eager' or 'consumer'"
         )
     return how
-
-
-def _by_class(
-    given: Mapping[type[Exception], Backoff],
-) -> Iterator[tuple[type[Exception], Delays]]:
-    for one, backoff in given.items():
-        _exceptions(one)
-        yield one, delays_of(backoff)
 
 
 def transactional_ids(group: str, instance: str) -> list[str]:

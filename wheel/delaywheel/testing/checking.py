@@ -10,7 +10,6 @@ from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.testing.engine import MemoryEngine
 from delaywheel.testing.halves import CLUSTER
-from delaywheel.testing.kafka import INGRESS
 from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ class MemoryHalfChecker:
         self._checker: Final = checker
         # It was made for an address and a cluster that are not used.
         checker._engine = self._engine  # noqa: SLF001
-        checker._ingress_topic = INGRESS  # type: ignore[misc]  # noqa: SLF001
         if isinstance(checker, AsyncHalfChecker):
             self._engine.listen(checker._ready.set)  # noqa: SLF001
 

@@ -15,24 +15,20 @@ from abc import ABC, abstractmethod
 from typing import Final, Unpack
 
 from delaywheel.consumer.aio import AwaitedConsumer
-from delaywheel.consumer.checking.letters import AskedHalf, committed_record, half_of
+from delaywheel.consumer.checking.letters import AskedHalf, committed_headers, half_of
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.settings import GroupOptions
 from delaywheel.consumer.sync import ThreadedConsumer
 from delaywheel.functions import check_awaited, check_ended, check_plain
-from delaywheel.ingress import ingress_topic
 from delaywheel.transactions import HalfVerdict
 
 
-def answer(letter: ReceivedMessage, verdict: object, to: str) -> None:
-    """Settles a letter as its check says; a committed message goes to the ingress topic `to`.
-
-    Raises TypeError for what is no `HalfVerdict`.
-    """
+def answer(letter: ReceivedMessage, verdict: object) -> None:
+    """Settles a letter as its check says; raises TypeError for what is no `HalfVerdict`."""
     check_ended("the check", verdict)
     if verdict is HalfVerdict.COMMIT:
-        letter.desk.forward(letter, committed_record(letter, to))
+        letter.desk.forward(letter, committed_headers(letter))
     elif verdict is HalfVerdict.ROLLBACK:
         letter.desk.roll_back(letter)
     elif verdict is HalfVerdict.UNKNOWN:
@@ -71,7 +67,6 @@ class HalfChecker(ThreadedConsumer, ABC):
     ) -> None:
         check_plain("check", self.check)
         super().__init__(checker_settings(group, bootstrap, cluster, options))
-        self._ingress_topic: Final = ingress_topic(cluster)
         self.options: Final = options
 
     @abstractmethod
@@ -90,7 +85,7 @@ class HalfChecker(ThreadedConsumer, ABC):
         self._run(self._answer, concurrency)
 
     def _answer(self, letter: ReceivedMessage) -> None:
-        answer(letter, self.check(half_of(letter)), self._ingress_topic)
+        answer(letter, self.check(half_of(letter)))
 
 
 class AsyncHalfChecker(AwaitedConsumer, ABC):
@@ -109,7 +104,6 @@ class AsyncHalfChecker(AwaitedConsumer, ABC):
     ) -> None:
         check_awaited("check", self.check)
         super().__init__(checker_settings(group, bootstrap, cluster, options))
-        self._ingress_topic: Final = ingress_topic(cluster)
         self.options: Final = options
 
     @abstractmethod
@@ -121,4 +115,4 @@ class AsyncHalfChecker(AwaitedConsumer, ABC):
         await self._run(self._answer, concurrency)
 
     async def _answer(self, letter: ReceivedMessage) -> None:
-        answer(letter, await self.check(half_of(letter)), self._ingress_topic)
+        answer(letter, await self.check(half_of(letter)))

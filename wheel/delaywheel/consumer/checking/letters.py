@@ -1,4 +1,4 @@
-"""Letters about half messages: what they say, and the record that sends a committed half.
+"""Letters about half messages: what they say, and the headers that send a committed half.
 
 docs/PROTOCOL.md has the letter and the answers; its tables are the contract.
 """
@@ -21,7 +21,6 @@ from delaywheel.record_headers import (
     is_reserved,
     number_of,
 )
-from delaywheel.transactional import Outgoing
 
 _ID: Final = re.compile(rb"[0-9a-f]{32}")
 
@@ -67,8 +66,8 @@ def half_of(letter: ReceivedMessage) -> AskedHalf:
     )
 
 
-def committed_record(letter: ReceivedMessage, ingress_topic: str) -> Outgoing:
-    """Returns the record that sends the message of a committed half: with its id, and its due.
+def committed_headers(letter: ReceivedMessage) -> RecordHeaders:
+    """Returns the headers that send the message of a committed half: with its id, and its due.
 
     That is another message than the half, which has the same id with the end of its hold as due.
     """
@@ -83,7 +82,7 @@ def committed_record(letter: ReceivedMessage, ingress_topic: str) -> Outgoing:
         value = letter.header(told)
         if value is not None:
             headers.append((name, value))
-    return Outgoing(ingress_topic, letter.key, letter.value, headers)
+    return headers
 
 
 def _number(letter: ReceivedMessage, name: str) -> int:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.block import RecordBlock, RecordRun, runs_of
-from delaywheel.consumer.desk import Desk
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import (
     DONE,
@@ -22,13 +21,14 @@ from delaywheel.consumer.message import (
     State,
     printable,
 )
-from delaywheel.consumer.records import Partition
+from delaywheel.consumer.records import Partition, RecordHeaders
 from delaywheel.consumer.rules.breaker import Circuit
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.later import Later
 from delaywheel.consumer.rules.policy import DeadLetterReason, Policy
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
 from delaywheel.consumer.watching.health import ConsumerTrouble
+from delaywheel.levels import Duration
 from delaywheel.message import ClockNs, Message, time_text
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -37,8 +37,8 @@ _LOOK_S = 0.1
 _SLOW_LOOK_S = 0.5
 
 
-class Dispatcher(Desk):
-    """Where a consumer's messages come from, and are settled.
+class Dispatcher:
+    """Where a consumer's messages come from, and are settled: by the policy.
 
     What takes messages raises ConsumerError once the consumer cannot continue. A handler may take
     longer than `handler_timeout`:
@@ -75,7 +75,7 @@ class Dispatcher(Desk):
 
     @property
     def deserializers(self) -> Mapping[Field, Deserializer]:
-        """See `Desk`."""
+        """What makes objects of keys and values."""
         return self._state.settings.deserializers
 
     @property
@@ -84,11 +84,8 @@ class Dispatcher(Desk):
 
     @property
     def clock_ns(self) -> ClockNs:
-        """See `Desk`."""
+        """The wall clock."""
         return self._state.clock_ns
-
-    def _now_ms(self) -> int:
-        return self._state.clock_ms()
 
     @property
     def oldest_in_hand_s(self) -> float:
@@ -123,7 +120,7 @@ class Dispatcher(Desk):
         batch = Batch()
         with self._changed:
             self._state.raise_error()
-            now_ms, now_s = self._now_ms(), self._now_s()
+            now_ms, now_s = self._state.clock_ms(), self._now_s()
             left = self._allowed(most, now_s)
             if self._order is not None:  # each decides what the next ones wait for
                 while left and (message := self._next(now_ms, now_s)) is not None:
@@ -142,7 +139,7 @@ class Dispatcher(Desk):
         with self._changed:
             self._state.raise_error()
             now_s = self._now_s()
-            message = self._next(self._now_ms(), now_s) if self._allowed(1, now_s) else None
+            message = self._next(self._state.clock_ms(), now_s) if self._allowed(1, now_s) else None
             if self._circuit is not None and message is not None:
                 self._circuit.taken(message, now_s)
             return message
@@ -152,7 +149,7 @@ class Dispatcher(Desk):
         taken: list[ReceivedMessage] = []
         with self._changed:
             self._state.raise_error()
-            now_ms, now_s = self._now_ms(), self._now_s()
+            now_ms, now_s = self._state.clock_ms(), self._now_s()
             most = self._allowed(most, now_s)
             while len(taken) < most and (message := self._next(now_ms, now_s)) is not None:
                 if self._book.turns.begin(message):
@@ -256,7 +253,7 @@ class Dispatcher(Desk):
     def _timed_out(self, message: ReceivedMessage, error: HandlerTimeoutError) -> Settlement:
         """Returns the settlement of a record whose handler took too long."""
         policy = self._policy
-        settlement = policy.failed(message, error, self._now_ms())
+        settlement = policy.failed(message, error, self._state.clock_ms())
         return settlement or policy.dead(message, DeadLetterReason.HANDLER_TIMEOUT, error)
 
     def time_out(self, message: ReceivedMessage, cancelled: TimeoutError) -> None:
@@ -288,14 +285,53 @@ class Dispatcher(Desk):
             self._state.raise_error()
         return True
 
+    def done(self, message: ReceivedMessage) -> bool:
+        """Settles a record as handled; False, here and below: it is not ours."""
+        return self._settle(message, DONE)
+
+    def retry(
+        self,
+        message: ReceivedMessage,
+        after: Duration | None,
+        error: BaseException | str | None,
+    ) -> bool:
+        """Settles a record to come back, or as dead if it came back often enough."""
+        now_ms = self._state.clock_ms()
+        return self._settle(message, self._policy.retry(message, after, error, now_ms))
+
+    def dead(
+        self, message: ReceivedMessage, reason: str, error: BaseException | str | None
+    ) -> bool:
+        """Settles a record as a dead letter."""
+        return self._settle(message, self._policy.dead(message, reason, error))
+
+    def forward(self, letter: ReceivedMessage, headers: RecordHeaders) -> bool:
+        """Settles a letter about a half by sending its message to ingress, with these headers."""
+        return self._settle(letter, self._policy.forward(letter, headers))
+
+    def roll_back(self, letter: ReceivedMessage) -> bool:
+        """Settles a letter about a half whose message is dropped."""
+        return self._settle(letter, self._policy.rolled_back(letter))
+
+    def fail(self, message: ReceivedMessage, error: Exception) -> bool:
+        """Settles a record by its handler's exception; False if the exception must be raised."""
+        settlement = self._policy.failed(message, error, self._state.clock_ms())
+        if settlement is not None:
+            self._settle(message, settlement)
+        return settlement is not None
+
+    def is_outcome(self, error: Exception) -> bool:
+        """Whether a handler's exception means an outcome, by the options."""
+        return self._policy.meaning(error) is not None
+
     def produce(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> bool:
-        """See `ReceivedMessage.produce`."""
+        """Keeps what a handler writes until its own record is done."""
         written = self._policy.written(message, record, is_delayed=is_delayed)
         with self._changed:
             return not message.is_taken_back and self._book.write(message, written)
 
     def leave(self, message: ReceivedMessage) -> None:
-        """See `Desk`."""
+        """Settles a record as handled whose block was left, unless it is settled."""
         with self._changed:
             if message.is_taken_back:
                 message.has_returned = True
@@ -311,7 +347,7 @@ class Dispatcher(Desk):
                 self._changed.notify_all()
 
     def all_done(self, runs: Sequence[RecordRun]) -> None:
-        """See `Desk`."""
+        """Settles those as handled that are not settled."""
         now_s = self._now_s()
         with self._changed:
             if self._order is None and self._circuit is None and not self._running_on:
@@ -340,7 +376,7 @@ class Dispatcher(Desk):
         self._handler_times.add(took_s)
 
     def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        """See `Desk`."""
+        """Takes back records that nobody has begun to handle: they are handed out again, first."""
         with self._changed:
             waiting = [one for one in messages if one.state is State.IN_HAND]
             for message in waiting:
@@ -358,7 +394,7 @@ class Dispatcher(Desk):
             self._state.notify()
 
     def nack(self, message: ReceivedMessage, after_ms: int) -> bool:
-        """See `ReceivedMessage.nack`."""
+        """Takes back a record that its handler gives up: it is handed out again then, first."""
         with self._changed:
             if not message.is_ours:
                 message.has_returned = True

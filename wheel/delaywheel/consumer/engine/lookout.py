@@ -92,8 +92,8 @@ class Lookout:
         it: nothing is answered then of which the service is not told.
         """
         now_s = time.monotonic()
-        is_known = self._state.policy.knows_limits or not self._state.settings.asks_about_halves
-        if is_known or now_s < self._ask_limits_at_s:
+        asks = self._state.settings.asks_about_halves and self._state.policy.limits is None
+        if not asks or now_s < self._ask_limits_at_s:
             return
         self._ask_limits_at_s = now_s + _ASK_LIMITS_S
         with suppress(KafkaUnavailable):

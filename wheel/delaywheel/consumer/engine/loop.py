@@ -112,7 +112,8 @@ class Engine:
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Sets a callback for the thread: records may be available, or none ever will be."""
-        self._state.listen(listener)
+        with self._changed:
+            self._state.listeners.append(listener)
 
     def pause(self, partitions: Sequence[Partition], *, on: bool) -> None:
         """Pauses or resumes handing out and fetching: of these partitions, or of all.

@@ -50,7 +50,10 @@ class EngineState:
         are_counts_forbidden: Whether the trace's counts are left out of transactions, as a right is
             missing.
         unseen: The topics that these credentials may not even describe now.
+        policy: What decides outcomes; it is there once Kafka has answered.
     """
+
+    policy: Policy
 
     def __init__(
         self,
@@ -91,8 +94,7 @@ class EngineState:
         self.are_counts_forbidden = False
         self.unseen: frozenset[str] = frozenset()
         self.error: BaseException | None = None
-        self._policy: Policy | None = None
-        self._listeners: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[], None]] = []
 
     def clock_ms(self) -> int:
         """Returns the wall clock's time in Unix milliseconds."""
@@ -102,16 +104,6 @@ class EngineState:
     def retry_topics(self) -> frozenset[str]:
         """The topics of retries."""
         return self.settings.topics.retry_topics
-
-    @property
-    def policy(self) -> Policy:
-        """What decides outcomes; it is there once Kafka has answered."""
-        assert self._policy is not None
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self._policy = policy
 
     @property
     def may_hand_out(self) -> bool:
@@ -139,15 +131,10 @@ class EngineState:
                 " nothing is fetched or committed before that returns"
             )
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Sets a callback for the thread: records may be available, or none ever will be."""
-        with self.changed:
-            self._listeners.append(listener)
-
     def notify(self) -> None:
         """Wakes who waits for records; the caller has the lock."""
         self.changed.notify_all()
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener()
 
     def note_trouble(self, trouble: ConsumerTrouble, text: str | None) -> None:

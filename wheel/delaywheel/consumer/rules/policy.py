@@ -125,20 +125,16 @@ class Policy:
         self._settings = settings
         self._ingress_topic = start.ingress_topic
         self._most_bytes = start.most_bytes
-        self._limits: IngressLimits | None = None
+        self.limits: IngressLimits | None = None
+        """What ingress takes; None: the service has not said it."""
         self._retry_partitions: Mapping[str, int] = {}
         self._too_small_for: set[TopicNames] = set()
         self.backoff_failure: str | None = None
         """How a function of the program's that returns delays failed when it was called last."""
 
-    @property
-    def knows_limits(self) -> bool:
-        """Whether the service has said what ingress takes."""
-        return self._limits is not None
-
     def learn_limits(self, limits: IngressLimits | None) -> None:
         """Takes in what ingress takes now; raises ConsumerError if a level is beyond the span."""
-        self._limits = limits
+        self.limits = limits
         delays = (self._settings.retry, *(each for _, each in self._settings.retry_by))
         longest_ms = int(max(each.longest_ms for each in delays) * (1 + self._settings.jitter))
         if limits is not None and longest_ms > limits.span_ms:
@@ -150,7 +146,7 @@ class Policy:
 
     def routed(self, records: Sequence[Outgoing]) -> Sequence[Outgoing]:
         """Returns records so that those for the ingress topic go to partitions that are read."""
-        read = () if self._limits is None else self._limits.read
+        read = () if self.limits is None else self.limits.read
         if not read:
             return records
         return [
@@ -209,8 +205,8 @@ class Policy:
         wait_ms = length_ms(after) if after is not None else self._delay_ms(message, error)
         if isinstance(wait_ms, DeadLetterReason):
             return self.dead(message, wait_ms, error)
-        if self._limits is not None and wait_ms > self._limits.span_ms:
-            why = error or f"a delay of {wait_ms} ms, at most {self._limits.span_ms}"
+        if self.limits is not None and wait_ms > self.limits.span_ms:
+            why = error or f"a delay of {wait_ms} ms, at most {self.limits.span_ms}"
             return self.dead(message, DeadLetterReason.DELAY_BEYOND_SPAN, why)
         due_ms = now_ms + wait_ms
         limit_ms = self._settings.retry_for_ms
@@ -261,8 +257,9 @@ class Policy:
             return self._too_large(message)
         return Settlement(Outcome.PARKED, record, due_ms)
 
-    def forward(self, message: ReceivedMessage, record: Outgoing) -> Settlement:
-        """Returns the settlement that writes another record, to the ingress topic."""
+    def forward(self, message: ReceivedMessage, headers: RecordHeaders) -> Settlement:
+        """Returns the settlement that sends a record to the ingress topic, with other headers."""
+        record = Outgoing(self._ingress_topic, message.key, message.value, headers)
         if len(record.headers) > HEADERS_MOST or not self._fits(record):
             return self._too_large(message)
         return Settlement(
@@ -275,7 +272,7 @@ class Policy:
 
     def _answer(self, message: ReceivedMessage, answer: HalfAnswer) -> tuple[Outgoing, ...]:
         """Returns the record that tells the service what was answered, if it wants to know."""
-        is_wanted = self._limits is not None and self._limits.takes_answers
+        is_wanted = self.limits is not None and self.limits.takes_answers
         if not is_wanted or not self._settings.asks_about_halves:
             return ()
         id_, due = message.header("dw-id"), message.header("dw-due")
@@ -313,7 +310,7 @@ class Policy:
             due_ms=due_ms,
             partition=number if keeps else None,
         )
-        meant = {self._settings.ttl_header, self._limits and self._limits.ttl_header}
+        meant = {self._settings.ttl_header, self.limits and self.limits.ttl_header}
         for name in filter(None, meant - {TTL_HEADER}):
             record = kept(record, name)
         return record if self._comes_back(record, names.retry) else None
@@ -330,7 +327,7 @@ class Policy:
         if len(record.headers) > HEADERS_MOST or not self._fits(record):
             return False
         passed = record.length_bytes + HEADER_BYTES * len(record.headers)
-        return self._limits is None or passed <= self._limits.message_bytes
+        return self.limits is None or passed <= self.limits.message_bytes
 
     def _fits(self, record: Outgoing) -> bool:
         return self._whole(record) <= self._most_bytes[record.topic]
@@ -373,11 +370,11 @@ class Policy:
                 f"{given.length_bytes:,} bytes with {len(headers):,} headers, for ingress",
             )
         delay_ms = due_ms - record.made_ns // 1_000_000
-        if self._limits is not None and delay_ms > self._limits.span_ms:
+        if self.limits is not None and delay_ms > self.limits.span_ms:
             raise MessageInvalidError(
                 Reason.DUE_BEYOND_SPAN,
                 f"in {delay_ms / 1000:,.3f} s, and the cluster takes"
-                f" {self._limits.span_ms / 1000:,.0f} s",
+                f" {self.limits.span_ms / 1000:,.0f} s",
             )
         return given
 
@@ -456,7 +453,8 @@ class Policy:
         self, message: ReceivedMessage, error: BaseException | str | None = None
     ) -> Settlement:
         """Returns the settlement of a record whose time to live is over."""
-        why = f"{self._settings.ttl_header} of {self._ttl_s(message)} s"
+        name = self._settings.ttl_header
+        why = f"{name} of {ttl_s_of(message.headers, name)} s"
         if self._settings.expired == "skip":
             return Settlement(Outcome.EXPIRED, why=why)
         letter = self.dead(message, DeadLetterReason.EXPIRED, error)
@@ -481,15 +479,11 @@ class Policy:
             return self.expired(message)
         return None
 
-    def _ttl_s(self, message: ReceivedMessage) -> int | None:
-        name = self._settings.ttl_header
-        return ttl_s_of(message.headers, name)
-
     def _expires_ms(self, message: ReceivedMessage) -> int | None:
         """Returns when the time to live ends, counted from the first timestamp; None: never."""
         if not message.headers:
             return None
-        ttl_s = self._ttl_s(message)
+        ttl_s = ttl_s_of(message.headers, self._settings.ttl_header)
         if ttl_s is None or message.timestamp_ms < 0:
             return None
         return message.timestamp_ms + ttl_s * 1000

@@ -86,7 +86,8 @@ class EventCalls:
         is_check: bool,
     ) -> None:
         """Takes what is to be called."""
-        self._events = events
+        self._has_events = events is not None
+        self._events = events or ConsumerEvents()
         self._trace = trace
         self._group = group
         self._is_check = is_check
@@ -95,7 +96,7 @@ class EventCalls:
         """Returns what is to be reported of a transaction; call it while records still have it."""
         settled: Sequence[tuple[ReceivedMessage, Settlement]] = ()
         runs: Sequence[CommittedRun] = ()
-        if self._events is not None:
+        if self._has_events:
             settled = [
                 (block.message(index), settlement)
                 for block, index, settlement in cut.settled()
@@ -114,8 +115,6 @@ class EventCalls:
             for written in committed.written:
                 self._trace.written(written, is_counted=is_counted)
         events = self._events
-        if events is None:
-            return
         for message, settlement in committed.settled:
             match settlement.outcome:
                 case Outcome.RETRIED:
@@ -134,18 +133,15 @@ class EventCalls:
 
     def commit_failed(self, why: str) -> None:
         """Reports that a transaction failed."""
-        if self._events is not None:
-            self._call(self._events.commit_failed, why)
+        self._call(self._events.commit_failed, why)
 
     def assigned(self, partitions: Sequence[Partition]) -> None:
         """Reports what is read from now on."""
-        if self._events is not None:
-            self._call(self._events.assigned, partitions)
+        self._call(self._events.assigned, partitions)
 
     def revoked(self, partitions: Sequence[Partition]) -> None:
         """Reports what is no longer ours."""
-        if self._events is not None and partitions:
-            self._call(self._events.revoked, partitions)
+        self._call(self._events.revoked, partitions)
 
     @staticmethod
     def _call(event: Callable[..., object], *given: object) -> None:
