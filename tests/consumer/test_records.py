@@ -123,6 +123,10 @@ def test_errors_are_reported_whatever_they_are() -> None:
     assert error_text(MuteError()) == "MuteError: (its text is unavailable)"
     assert error_text(OSError()) == "OSError"
     assert len(error_text(OSError("x" * 5_000))) == 300
+    group = ExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("inner", [OSError()])])
+    inner = "ExceptionGroup: inner (1 sub-exception): OSError"
+    said = f"ExceptionGroup: tasks (2 sub-exceptions): ValueError: x; {inner}"
+    assert error_text(group) == said
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ MOST_WRITTEN_BYTES = 8_000_000
 """The most that a handler writes beside its record, which all goes into one transaction."""
 LONGEST_ERROR = 300
 """The most characters of an error that a header carries."""
+_NAMED_OF_A_GROUP: Final = 3
 
 
 class Partition(NamedTuple):
@@ -307,11 +308,13 @@ def shortened(letter: Outgoing, own_headers: int, omitted: Sequence[str]) -> Out
 
 
 def error_text(error: BaseException) -> str:
-    """Returns an exception as text: its class and message."""
+    """Returns an exception as text: its class and message; of a group also its first ones."""
     try:
         said = str(error)
     except Exception:  # noqa: BLE001 - the exception is the caller's, and so is its text
         said = "(its text is unavailable)"
+    if isinstance(error, BaseExceptionGroup):
+        said += f": {'; '.join(map(error_text, error.exceptions[:_NAMED_OF_A_GROUP]))}"
     name = type(error).__name__
     return (f"{name}: {said}" if said else name)[:LONGEST_ERROR]
 
