@@ -6,8 +6,9 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from itertools import count
+from unittest.mock import MagicMock
 
 import pytest
 from confluent_kafka import Producer
@@ -23,6 +24,7 @@ from delaywheel.deadletters import (
     Decision,
     Letter,
     LetterHandler,
+    LetterPlace,
     LetterState,
 )
 from delaywheel.deadletters.handling.metrics import DeadLetterMetrics
@@ -222,6 +224,19 @@ def test_handlers_of_the_other_kind_are_refused() -> None:
     for kind in (DeadLetterConsumer, AsyncDeadLetterConsumer):
         with pytest.raises(TypeError, match="handlers must be a Mapping, not function"):
             kind("dead", {}, _awaited)  # type: ignore[arg-type]
+
+
+def test_a_handler_that_the_end_interrupts_has_decided_nothing() -> None:
+    """As a coroutine that is cancelled: its letter was kept for good where no attempt was left."""
+
+    def interrupted(_: Letter) -> Decision:
+        consumer.stop()
+        raise CancelledError
+
+    client = {"bootstrap.servers": "127.0.0.1:1"}
+    letter = Letter(LetterPlace(0, 0), 0, None, None, ())
+    with DeadLetterConsumer("dead", client, {}, otherwise=interrupted, retry=()) as consumer:
+        assert consumer._decided(letter, MagicMock()) is None
 
 
 def test_what_was_decided_and_not_committed_is_decided_again(

@@ -234,12 +234,12 @@ class DeadLetterConsumer:
             except Exception:  # noqa: BLE001 - it is the program's
                 self._tally.handler_failures += 1
                 where = (letter.place, self._topic.name)
-                if delay_s is None:
+                if delay_s is None and not self._is_stopping:
                     _LOG.exception("%s of %s is kept: its handler failed", *where)
                     return KEEP
                 _LOG.warning("the handler of %s of %s failed", *where, exc_info=True)
                 self._commit(settling)
-                self._rest(delay_s)
+                self._rest(delay_s or 0.0)
                 if self._is_stopping:
                     return None
             else:
