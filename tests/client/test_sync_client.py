@@ -25,7 +25,7 @@ from delaywheel import (
 )
 from delaywheel.client.exchange.channel import Credentials
 from delaywheel.client.exchange.retry import AttemptFailure
-from delaywheel.client.transport.port import Line, blocking, finished
+from delaywheel.client.transport.port import Line, finished
 from delaywheel.client.transport.threads import ThreadTransport
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
@@ -332,7 +332,7 @@ async def halved(number: int) -> int:
 
 
 def test_a_coroutine_that_never_suspends_blocks() -> None:
-    assert blocking(halved)(4) == 2
+    assert finished(halved(4)) == 2
     with pytest.raises(ValueError, match="3"):
         finished(halved(3))
 

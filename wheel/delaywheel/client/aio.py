@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from delaywheel.client.aio_sender import AioSender
 from delaywheel.client.calls import Calls
-from delaywheel.client.changing.named_changes import (
-    CANCEL,
-    COMMIT,
-    RESCHEDULE,
-    ROLL_BACK,
-    rolled_back,
-)
+from delaywheel.client.changing.named_changes import rolled_back
 from delaywheel.client.changing.references import half_named, half_reference, new_due
 from delaywheel.client.exchange.answers import (
     Cancelled,
@@ -97,10 +91,6 @@ class AsyncClient:
         self._calls: Final = Calls(parsed, settings, transport)
         self._operations: Final = Operations(self._calls, settings, transport)
         self._sender: Final = AioSender(queue, timeout, self._operations.deliver_all)
-        self._cancels: Final = self._operations.gathering(CANCEL)
-        self._rollbacks: Final = self._operations.gathering(ROLL_BACK)
-        self._reschedules: Final = self._operations.gathering(RESCHEDULE)
-        self._commits: Final = self._operations.gathering(COMMIT)
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -166,7 +156,9 @@ class AsyncClient:
     async def _commit_half(self, half: AsyncHalf) -> CommitOutcome:
         self._check_open()
         reference = half_reference(half, half.handle)
-        return (await self._commits.change(reference, self._deadline_s(HALF_TIMEOUT_S))).outcome
+        return (
+            await self._operations.commits.change(reference, self._deadline_s(HALF_TIMEOUT_S))
+        ).outcome
 
     async def _commit_halves(
         self, halves: Sequence[AsyncHalf]
@@ -177,7 +169,7 @@ class AsyncClient:
     async def _cancel_half(self, half: AsyncHalf) -> RollbackOutcome:
         self._check_open()
         named, deadline_s = half_named(half, half.handle), self._deadline_s(HALF_TIMEOUT_S)
-        return rolled_back(await self._rollbacks.change(named, deadline_s))
+        return rolled_back(await self._operations.rollbacks.change(named, deadline_s))
 
     async def produce_many(
         self,
@@ -220,7 +212,7 @@ class AsyncClient:
         """
         self._check_open()
         message = message_ref(handle, topic, id, due)
-        return await self._cancels.change(message, self._deadline_s(timeout))
+        return await self._operations.cancels.change(message, self._deadline_s(timeout))
 
     async def get(
         self,
@@ -254,7 +246,7 @@ class AsyncClient:
         """
         self._check_open()
         new = new_due(message_ref(handle, topic, id, due), to, delay, self._clock)
-        return await self._reschedules.change(new, self._deadline_s(timeout))
+        return await self._operations.reschedules.change(new, self._deadline_s(timeout))
 
     async def reschedule_many(
         self,

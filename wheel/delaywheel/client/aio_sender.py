@@ -9,7 +9,7 @@ from typing import Final
 from delaywheel.client.exchange.batching import Accumulator
 from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.settings import Queue
-from delaywheel.client.lifetime import register_at_exit
+from delaywheel.client.lifetime import FLUSHED_AT_EXIT
 from delaywheel.client.transport.loop import LoopNews
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
@@ -49,7 +49,7 @@ class AioSender:
             raise ClientClosedError(failed=message)
         if self._loop is None:
             self._loop = self._gathered.loop = asyncio.get_running_loop()
-            register_at_exit(self)
+            FLUSHED_AT_EXIT.add(self)
         pending = self._gathered.add(message, monotonic(), deadline_s)
         self._pump()
         if pending.first:  # otherwise a loop that only puts would keep the tasks from starting

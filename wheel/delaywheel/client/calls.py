@@ -11,15 +11,11 @@ from typing import Final, TypeVar
 
 import grpc
 
-from delaywheel.client.description import (
-    ClockComparison,
-    Description,
-    Facts,
-    describe_question,
-)
+from delaywheel.client.description import ClockComparison, Description, Facts
 from delaywheel.client.exchange.channel import Security
 from delaywheel.client.exchange.endpoints import Endpoints
 from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
+from delaywheel.client.exchange.question import Question
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.exchange.route import Attempts, NextAttempt
 from delaywheel.client.exchange.settings import ExchangeSettings
@@ -289,6 +285,8 @@ class Calls:
 
     async def _ask_facts(self, deadline_s: float) -> None:
         started_s = monotonic()
-        question = describe_question(started_s)
+        question = Question[pb.DescribeClusterRequest, pb.DescribeClusterResponse, Description](
+            pb.DescribeClusterRequest(), lambda response: Description.of(response, started_s)
+        )
         address = await self.run(question, _describe, deadline_s, describing=True)
         await self._learn(address, question.answer(), started_s)

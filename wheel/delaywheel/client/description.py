@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from delaywheel.client.exchange.endpoints import NodeDescription
-from delaywheel.client.exchange.question import Question
 from delaywheel.identity import leads_elsewhere
 from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -121,11 +120,3 @@ class ClockComparison:
             return ""
         way = "ahead of" if self._ahead_ms > 0 else "behind"
         return f"the clock here is {abs(self._ahead_ms) / 1000:,.0f} s {way} the node's"
-
-
-DescribeQuestion = Question[pb.DescribeClusterRequest, pb.DescribeClusterResponse, Description]
-
-
-def describe_question(now_s: float) -> DescribeQuestion:
-    """Builds the question for a description."""
-    return Question(pb.DescribeClusterRequest(), lambda response: Description.of(response, now_s))

@@ -55,16 +55,6 @@ class ForkGuard:
             )
 
 
-def register_at_exit(sender: AnySender) -> None:
-    """Has a sender flushed when the program ends, unless it is gone before."""
-    _flushed_at_exit.add(sender)
-
-
-def register_reports(reports: ClientReports) -> None:
-    """Has a client's trace written when the program ends, after all that it sends then."""
-    _written_at_exit.add(reports)
-
-
 def close_in_background(sender: Sender, stop: Callable[[], None]) -> None:
     """Closes a dropped client's sender, and by `stop` its connections; a collector may call it."""
 
@@ -79,15 +69,17 @@ def close_in_background(sender: Sender, stop: Callable[[], None]) -> None:
         return
 
 
-_flushed_at_exit: Final[WeakSet[AnySender]] = WeakSet()
-_written_at_exit: Final[WeakSet[ClientReports]] = WeakSet()
+FLUSHED_AT_EXIT: Final[WeakSet[AnySender]] = WeakSet()
+"""The senders that are flushed when the program ends, unless they are gone before."""
+WRITTEN_AT_EXIT: Final[WeakSet[ClientReports]] = WeakSet()
+"""The clients whose traces are written then, after all that is sent."""
 # In a forked child nothing would be sent: it has none of the threads.
-os.register_at_fork(after_in_child=_flushed_at_exit.clear)
+os.register_at_fork(after_in_child=FLUSHED_AT_EXIT.clear)
 
 
 @atexit.register
 def _end_of_program() -> None:
-    batches = [batch for sender in list(_flushed_at_exit) for batch in sender.flush_at_exit()]
+    batches = [batch for sender in list(FLUSHED_AT_EXIT) for batch in sender.flush_at_exit()]
     messages = sum(len(batch.messages) for batch in batches)
     accepted = sum(result.error is None for batch in batches for result in batch.results or ())
     if accepted < messages:
@@ -96,5 +88,5 @@ def _end_of_program() -> None:
             " close the client, or flush it, and examine their results",
             messages - accepted,
         )
-    for reports in list(_written_at_exit):
+    for reports in list(WRITTEN_AT_EXIT):
         reports.flush()

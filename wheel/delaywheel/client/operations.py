@@ -24,7 +24,6 @@ from delaywheel.client.changing.named_changes import (
     ResultsT,
     in_calls,
     many_cancelled,
-    many_committed,
     many_rescheduled,
 )
 from delaywheel.client.changing.references import (
@@ -84,6 +83,10 @@ class Operations:
         self._settings: Final = settings
         self._transport: Final = transport
         self.reporting: Final = ClientReports(settings.trace, settings.spans)
+        self.cancels: Final = self._gathering(CANCEL)
+        self.rollbacks: Final = self._gathering(ROLL_BACK)
+        self.reschedules: Final = self._gathering(RESCHEDULE)
+        self.commits: Final = self._gathering(COMMIT)
 
     async def deliver(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
         """Sends messages that fit one request; returns one result each, in order."""
@@ -151,7 +154,8 @@ class Operations:
     ) -> list[CommitOutcome | DelaywheelError]:
         """Commits halves that go with one local transaction."""
         references = [half_reference(half, handle) for half, handle in halves]
-        return many_committed(await self._change_many(COMMIT, references, HALF_TIMEOUT_S))
+        committed = await self._change_many(COMMIT, references, HALF_TIMEOUT_S)
+        return [one if isinstance(one, DelaywheelError) else one.outcome for one in committed]
 
     async def get(
         self, message: pb.MessageRef, timeout_s: float | None, *, find_place: bool
@@ -208,14 +212,14 @@ class Operations:
                 self.reporting.cancelled(many.outcomes(), began_s)
         return many.result()
 
-    def gathering(
+    def _gathering(
         self, change: Change[NamedT, RequestT, ResultsT, AnswerT]
     ) -> GatheredChanges[NamedT, AnswerT]:
         """Returns what sends changes together that are asked for one by one."""
         report = self.reporting.each(change)
-        return GatheredChanges(self._transport, partial(self.change, change), report)
+        return GatheredChanges(self._transport, partial(self._change, change), report)
 
-    async def change(
+    async def _change(
         self,
         change: Change[NamedT, RequestT, ResultsT, AnswerT],
         messages: Sequence[NamedT],
@@ -253,7 +257,7 @@ class Operations:
     ) -> list[AnswerT | DelaywheelError]:
         deadline_s, began_s = self._settings.deadline_s(timeout_s), monotonic()
         results = await self._transport.side_by_side(
-            lambda some: self.change(change, some, deadline_s),
+            lambda some: self._change(change, some, deadline_s),
             in_calls(messages),
             self._settings.queue.in_flight,
         )

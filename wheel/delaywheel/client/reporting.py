@@ -16,7 +16,7 @@ from delaywheel.client.changing.named_changes import (
     rolled_back,
 )
 from delaywheel.client.exchange.answers import Cancelled, Rescheduled
-from delaywheel.client.lifetime import register_reports
+from delaywheel.client.lifetime import WRITTEN_AT_EXIT
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Handle, Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -33,7 +33,7 @@ class ClientReports:
         self._trace: Final = trace
         self._spans: Final = spans
         if trace is not None:
-            register_reports(self)
+            WRITTEN_AT_EXIT.add(self)
 
     def sent(self, results: Sequence[Result], began_s: float, attempts: int) -> None:
         """Reports messages that were sent together."""

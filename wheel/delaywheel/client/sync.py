@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 from weakref import finalize
 
 from delaywheel.client.calls import Calls
-from delaywheel.client.changing.named_changes import (
-    CANCEL,
-    COMMIT,
-    RESCHEDULE,
-    ROLL_BACK,
-    rolled_back,
-)
+from delaywheel.client.changing.named_changes import rolled_back
 from delaywheel.client.changing.references import half_named, half_reference, new_due
 from delaywheel.client.exchange.answers import (
     Cancelled,
@@ -30,7 +24,7 @@ from delaywheel.client.operations import Operations
 from delaywheel.client.profiles import reached
 from delaywheel.client.searching import FilterOptions, FoundMessages, ManyCancelled
 from delaywheel.client.sync_sender import Sender
-from delaywheel.client.transport.port import blocking, finished
+from delaywheel.client.transport.port import finished
 from delaywheel.client.transport.threads import ThreadTransport
 from delaywheel.errors import ClientClosedError, DelaywheelError, TimedOutError
 from delaywheel.identity import parse_addresses
@@ -123,14 +117,15 @@ class Client:
         transport = ThreadTransport()
         self._calls: Final = Calls(parsed, settings, transport)
         self._operations: Final = Operations(self._calls, settings, transport)
-        self._sender: Final = Sender(queue, timeout, blocking(self._operations.deliver_all))
-        self._cancels: Final = self._operations.gathering(CANCEL)
-        self._rollbacks: Final = self._operations.gathering(ROLL_BACK)
-        self._reschedules: Final = self._operations.gathering(RESCHEDULE)
-        self._commits: Final = self._operations.gathering(COMMIT)
+        # Neither knows the client, so that one that is dropped goes.
+        deliver, stop = self._operations.deliver_all, self._calls.stop
+        self._sender: Final = Sender(
+            queue, timeout, lambda messages, until_s: finished(deliver(messages, until_s))
+        )
         self._closed = False
-        stop = blocking(self._calls.stop)
-        self._dropped: Final = finalize(self, close_in_background, self._sender, stop)
+        self._dropped: Final = finalize(
+            self, close_in_background, self._sender, lambda: finished(stop())
+        )
         self._dropped.atexit = False
 
     def produce(
@@ -241,7 +236,7 @@ class Client:
         self._check_open()
         reference = half_reference(half, half.handle)
         deadline_s = self._deadline_s(HALF_TIMEOUT_S)
-        return finished(self._commits.change(reference, deadline_s)).outcome
+        return finished(self._operations.commits.change(reference, deadline_s)).outcome
 
     def _commit_halves(self, halves: Sequence[Half]) -> list[CommitOutcome | DelaywheelError]:
         self._check_open()
@@ -251,7 +246,7 @@ class Client:
     def _cancel_half(self, half: Half) -> RollbackOutcome:
         self._check_open()
         named, deadline_s = half_named(half, half.handle), self._deadline_s(HALF_TIMEOUT_S)
-        return rolled_back(finished(self._rollbacks.change(named, deadline_s)))
+        return rolled_back(finished(self._operations.rollbacks.change(named, deadline_s)))
 
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -303,7 +298,7 @@ class Client:
         """
         self._check_open()
         message = message_ref(handle, topic, id, due)
-        return finished(self._cancels.change(message, self._deadline_s(timeout)))
+        return finished(self._operations.cancels.change(message, self._deadline_s(timeout)))
 
     def get(
         self,
@@ -348,7 +343,7 @@ class Client:
         """
         self._check_open()
         new = new_due(message_ref(handle, topic, id, due), to, delay, self._clock)
-        return finished(self._reschedules.change(new, self._deadline_s(timeout)))
+        return finished(self._operations.reschedules.change(new, self._deadline_s(timeout)))
 
     def reschedule_many(
         self,

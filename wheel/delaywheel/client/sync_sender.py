@@ -9,7 +9,7 @@ from typing import Final
 from delaywheel.client.exchange.batching import Accumulator
 from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.settings import Queue
-from delaywheel.client.lifetime import register_at_exit
+from delaywheel.client.lifetime import FLUSHED_AT_EXIT
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
 
@@ -91,7 +91,7 @@ class Sender:
             self._work.notify()
 
     def _start(self) -> None:
-        register_at_exit(self)
+        FLUSHED_AT_EXIT.add(self)
         for number in range(self._queue.in_flight):
             thread = Thread(target=self._send, name=f"delaywheel-sender-{number}", daemon=True)
             thread.start()

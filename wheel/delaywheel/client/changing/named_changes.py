@@ -445,13 +445,6 @@ def many_rescheduled(
     ]
 
 
-def many_committed(
-    results: Sequence[HalfCommitted | DelaywheelError],
-) -> list[CommitOutcome | DelaywheelError]:
-    """Returns what the commit of each half came to."""
-    return [result if isinstance(result, DelaywheelError) else result.outcome for result in results]
-
-
 def many_cancelled(
     handles: Sequence[Handle], results: Sequence[Cancelled | DelaywheelError]
 ) -> ManyCancelled:

@@ -95,15 +95,10 @@ class Accumulator:
         self._under_way: Final[set[SendBatch]] = set()
         self._tried: Final[set[str]] = set()
         self._length_bytes = 0
-        self._messages = 0
+        self.messages = 0
         self._begun_s = -inf  # when the last request began
         self.loop: AbstractEventLoop | None = None
         """The event loop in which batches are sent, if it is one."""
-
-    @property
-    def messages(self) -> int:
-        """The number of messages taken and not settled."""
-        return self._messages
 
     def unsettled(self) -> set[SendBatch]:
         """The batches that are not settled."""
@@ -114,15 +109,15 @@ class Accumulator:
 
     def has_room(self, length_bytes: int) -> bool:
         """Whether a message of that length fits; an empty queue accepts any message."""
-        if not self._messages:
+        if not self.messages:
             return True
         fits = self._length_bytes + length_bytes <= self._queue.max_bytes
-        return fits and self._messages < self._queue.max_messages
+        return fits and self.messages < self._queue.max_messages
 
     def full(self, message: Message) -> TimedOutError:
         """Returns the error to raise when there was no room for a message in time."""
         return TimedOutError(
-            f"no room: messages on their way: {self._messages:,}, bytes: {self._length_bytes:,}",
+            f"no room: messages on their way: {self.messages:,}, bytes: {self._length_bytes:,}",
             outcome_known=True,
             failed=message,
         )
@@ -140,9 +135,12 @@ class Accumulator:
                 self._open = batch
             else:
                 self._untried = batch
-        self._messages += 1
+        self.messages += 1
         self._length_bytes += message.length_bytes
-        linger_s, soon_s = self._queue.linger, _linger_until_due_s(message)
+        linger_s, soon_s = self._queue.linger, inf
+        if message.due_ms is not None:  # levels are resolved when it is sent
+            ahead_s = message.due_ms / 1e3 - message.made_ns / 1e9
+            soon_s = max(SOON_LEAST_S, SOON_SHARE * ahead_s)
         return batch.add(
             message,
             max(now_s, self._begun_s + min(linger_s, soon_s)),
@@ -213,7 +211,7 @@ class Accumulator:
     def finished(self, batch: SendBatch) -> None:
         """Frees the room of a settled batch."""
         self._under_way.discard(batch)
-        self._messages -= len(batch.messages)
+        self.messages -= len(batch.messages)
         self._length_bytes -= batch.length_bytes
         if not batch.is_tried:
             if len(self._tried) > _TRIED_MOST:
@@ -231,12 +229,3 @@ class Accumulator:
             # Its first message has less time: it waited for room, or its caller has no more.
             or deadline_s - batch.deadline_s > self._gather_s
         )
-
-
-def _linger_until_due_s(message: Message) -> float:
-    """Returns how long a message's due lets it linger; levels are resolved when it is sent."""
-    due_ms = message.due_ms
-    if due_ms is None:
-        return inf
-    ahead_s = due_ms / 1e3 - message.made_ns / 1e9
-    return max(SOON_LEAST_S, SOON_SHARE * ahead_s)

@@ -51,6 +51,7 @@ class SendBatch:
         is_awaited: Whether a caller has announced that it waits.
         is_expedited: Whether it goes as soon as nothing is under way: a caller waits for a message.
         is_tried: Whether messages for each of its topics were accepted before.
+        results: One for each message; None until it is settled.
     """
 
     __slots__ = (
@@ -58,7 +59,6 @@ class SendBatch:
         "_forks",
         "_loop",
         "_on_wait",
-        "_results",
         "_watchers",
         "deadline_s",
         "is_awaited",
@@ -67,6 +67,7 @@ class SendBatch:
         "length_bytes",
         "messages",
         "opened_s",
+        "results",
         "send_busy_by_s",
         "send_by_s",
     )
@@ -90,7 +91,7 @@ class SendBatch:
         self._on_wait: Final = on_wait
         self._loop: Final = loop
         self._forks: Final = _forks
-        self._results: Sequence[Result] | None = None
+        self.results: Sequence[Result] | None = None
         self._watchers: list[Callable[[Sequence[Result]], object]] = []
         self._event: Event | None = None
 
@@ -113,15 +114,10 @@ class SendBatch:
             self.is_awaited = True
             self._on_wait(self)
 
-    @property
-    def results(self) -> Sequence[Result] | None:
-        """The results, one for each message; None until it is settled."""
-        return self._results
-
     def settle(self, results: Sequence[Result]) -> None:
         """Gives the results to all waiting callers; logs what their callbacks raise."""
         with _CHANGING:
-            self._results = results
+            self.results = results
             watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             _call(watcher, results)
@@ -139,7 +135,7 @@ class SendBatch:
     def watch(self, watcher: Callable[[Sequence[Result]], object]) -> None:
         """Calls `watcher` once the batch is settled, perhaps immediately."""
         with _CHANGING:
-            results = self._results
+            results = self.results
             if results is None:
                 self._watchers.append(watcher)
                 return
@@ -153,7 +149,7 @@ class SendBatch:
             RuntimeError: It would block the event loop in which the batch is sent.
         """
         with _CHANGING:
-            if self._results is not None:
+            if self.results is not None:
                 return True
             if self._forks != _forks:
                 raise TimedOutError(

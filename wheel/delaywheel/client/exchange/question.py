@@ -63,18 +63,14 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         self._obstacle: Final = Obstacle()
         self._changes: Final = changes
         self._doubtful = changed
-        self._done = False
-
-    @property
-    def done(self) -> bool:
+        self.done = False
         """Whether the question is answered, refused or given up."""
-        return self._done
 
     def answer(self) -> AnswerT:
         """Returns the answer, or raises the final error."""
         if self._error is not None:
             raise self._error
-        assert self._done, "the answer is asked for before there is one"
+        assert self.done, "the answer is asked for before there is one"
         return self._answer  # type: ignore[return-value]  # None only where AnswerT allows it
 
     def request(self) -> RequestT:
@@ -83,7 +79,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
 
     def answered(self, response: ResponseT) -> Report:
         """Takes the answer."""
-        self._done = True
+        self.done = True
         try:
             self._answer = self._read(response)
         except DelaywheelError as error:
@@ -101,13 +97,13 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
                 retry_delay_s=failure.retry_delay_s,
                 elsewhere=True,
             )
-        self._done = True
+        self.done = True
         self._error = failure.error(outcome_known=not self._doubtful)
         return Report(healthy=True)
 
     def give_up(self, why: str) -> None:
         """Gives up for lack of time."""
-        self._done = True
+        self.done = True
         text = f"not answered: {why}{self._obstacle}"
         self._error = TimedOutError(text, outcome_known=not self._doubtful)
 
@@ -117,11 +113,8 @@ GetQuestion = Question[pb.GetMessageRequest, pb.GetMessageResponse, StoredMessag
 
 def get_question(message: pb.MessageRef, *, find_place: bool) -> GetQuestion:
     """Builds the question for a stored message and, if wanted, for its record in Kafka."""
-    return Question(pb.GetMessageRequest(message=message, find_place=find_place), _read_get)
-
-
-def _read_get(response: pb.GetMessageResponse) -> StoredMessage:
-    return StoredMessage.of(response.message)
+    request = pb.GetMessageRequest(message=message, find_place=find_place)
+    return Question(request, lambda response: StoredMessage.of(response.message))
 
 
 def message_ref(

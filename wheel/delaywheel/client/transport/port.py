@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import grpc
 
@@ -22,7 +21,6 @@ ItemT = TypeVar("ItemT")
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 ReturnT = TypeVar("ReturnT")
-ArgumentsT = ParamSpec("ArgumentsT")
 
 Method: TypeAlias = Callable[[DelayWheelStub], "grpc.UnaryUnaryMultiCallable[RequestT, ResponseT]"]
 """Selects a method of the service; the stub of a loop has the same ones, awaited."""
@@ -125,15 +123,3 @@ def finished(work: Coroutine[Any, Any, ReturnT]) -> ReturnT:
         return result
     work.close()
     raise AssertionError(f"{work!r} has suspended")
-
-
-def blocking(
-    function: Callable[ArgumentsT, Coroutine[Any, Any, ReturnT]],
-) -> Callable[ArgumentsT, ReturnT]:
-    """Returns the function that blocks where this one awaits, if its transport is for threads."""
-
-    @wraps(function)
-    def call(*args: ArgumentsT.args, **kwargs: ArgumentsT.kwargs) -> ReturnT:
-        return finished(function(*args, **kwargs))
-
-    return call
