@@ -391,7 +391,8 @@ def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
             raise TypeError(f"a header's name must be str, not {type(name).__name__}")
         if is_reserved(name):
             reserved.add(name)
-        if not name or "\0" in name or not _is_utf8(name):
+        # Lone surrogates have no UTF-8.
+        if not name or "\0" in name or name.encode(errors="ignore").decode() != name:
             raise MessageInvalidError(
                 Reason.HEADER_INVALID,
                 f"header {name!r}: empty, with U+0000, or not encodable in UTF-8",
@@ -399,26 +400,14 @@ def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
         checked_bytes(f"the value of header {name!r}", value)
     if not reserved:
         return pairs
-    _check_passed_on(reserved)
-    return tuple(pair for pair in pairs if pair[0] not in reserved)
-
-
-def _check_passed_on(names: set[str]) -> None:
-    """Checks that these are of a message that was delivered, or of a letter: no sender's own."""
-    known = DELIVERED_HEADERS if DELIVERED_BY in names else frozenset()
-    for name in sorted(names - known):
-        if DEAD_REASON not in names or not name.startswith(DEAD_PREFIX):
+    # They must be of a message that was delivered, or of a letter: no sender's own.
+    known = DELIVERED_HEADERS if DELIVERED_BY in reserved else frozenset()
+    for name in sorted(reserved - known):
+        if DEAD_REASON not in reserved or not name.startswith(DEAD_PREFIX):
             raise MessageInvalidError(
                 Reason.HEADER_RESERVED, f"header {name!r}: {RESERVED_PREFIX!r} is the service's own"
             )
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # lone surrogates
-        return False
-    return True
+    return tuple(pair for pair in pairs if pair[0] not in reserved)
 
 
 def checked_id(id_: bytes | uuid.UUID | uuid_utils.UUID) -> bytes:

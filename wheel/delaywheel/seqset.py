@@ -7,6 +7,7 @@ equal sets are equal values.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 SeqSpan = tuple[int, int]
 """First and last seq, both included."""
+
+_first, _last = itemgetter(0), itemgetter(1)
 
 
 class SeqSet(Collection[int]):
@@ -168,14 +171,6 @@ class SeqSet(Collection[int]):
             (int(each[0]), int(each[1])) if isinstance(each, list) else (int(each), int(each))
             for each in document
         )
-
-
-def _first(span: SeqSpan) -> int:
-    return span[0]
-
-
-def _last(span: SeqSpan) -> int:
-    return span[1]
 
 
 def _merged(spans: Iterable[SeqSpan]) -> tuple[SeqSpan, ...]:

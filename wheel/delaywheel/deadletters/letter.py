@@ -258,8 +258,14 @@ class Letter:
             return [each for each in self.headers if not each[0].startswith(DEAD_PREFIX)]
         root = self.root if is_traced else None
         own = [*self.own_headers, *([] if root is None else [(RETRY_ROOT, root)])]
+        if self.is_of_ingress:
+            return own
         if not self.is_of_group or to is not None:
-            return own if self.is_of_ingress else [each for each in own if not _is_ours(each[0])]
+            return [
+                each
+                for each in own
+                if each[0] not in DELIVERED_HEADERS and not each[0].startswith(HALF_GROUP)
+            ]
         sent = [
             (f"{RETRY_KEPT}{name}" if name.startswith("dw-") else name, value)
             for name, value in own
@@ -276,7 +282,3 @@ class Letter:
 
     def _text(self, name: str) -> str:
         return self.dw_headers.get(name, b"").decode(errors="replace")
-
-
-def _is_ours(name: str) -> bool:
-    return name in DELIVERED_HEADERS or name.startswith(HALF_GROUP)

@@ -40,9 +40,6 @@ RETRY_S: Final = 0.02
 CLAIMS: Final = 3
 """How often a claim is attempted."""
 
-_TOPIC_MISSING = "TOPIC_MISSING"
-_TOPIC_RESERVED = "TOPIC_RESERVED"
-
 
 def dead_letter_topic(cluster_id: str) -> str:
     """Returns the name of a cluster's own dead-letter topic."""
@@ -415,18 +412,18 @@ class DeadLetterTopic:
         What goes to the cluster's halves topic are its letters, with which nobody could be asked.
         """
         if not topic:
-            return f"{_TOPIC_MISSING}: it names none"
+            return f"{DeadLettersReason.TOPIC_MISSING}: it names none"
         own = _CLUSTERS_OWN.fullmatch(self.name)
         is_asked = own is not None and topic == halves_topic(own[1])
         if self._is_reserved(topic) and not is_asked:
-            return f"{_TOPIC_RESERVED}: {topic}"
+            return f"{DeadLettersReason.TOPIC_RESERVED}: {topic}"
         try:
             described = self._describe(topic)
         except DeadLettersError as error:
             if error.reason is DeadLettersReason.KAFKA_REFUSED:
                 return str(error)
             raise
-        return None if described is not None else f"{_TOPIC_MISSING}: {topic}"
+        return None if described is not None else f"{DeadLettersReason.TOPIC_MISSING}: {topic}"
 
     def _is_reserved(self, topic: str) -> bool:
         return is_reserved_topic(topic) or topic in {self.name, self._marks_name}

@@ -152,10 +152,6 @@ def _is_hex(value: Any) -> bool:
     return isinstance(value, str) and _HEX.fullmatch(value) is not None
 
 
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
 _FITS: Final[dict[Form, Callable[[Any], bool]]] = {
     Form.ID: _is_hex,
     Form.NAME: _is_count,
@@ -172,7 +168,7 @@ _HEAD: Final[dict[str, Callable[[Any], bool]]] = {
     "host": _is_text,
     "ip": _is_text_or_none,
     "release": _is_text,
-    "share": _is_share,
+    "share": lambda value: type(value) in (int, float) and 0 <= value <= 1,
     "dropped": _is_count,
 }
 _OF_THE_FORMAT: Final = {*_HEAD, "v", "names", "rows"}

@@ -76,8 +76,3 @@ COLUMNS: Final = {
     "handler_us": Column(Form.NUMBER, (EventKind.PROCESSED,)),
     "why": Column(Form.NAME, (EventKind.PROCESSED,)),
 }
-
-
-def columns_of(kind: str) -> list[str]:
-    """Returns the columns of a kind of events, in their order."""
-    return [name for name, column in COLUMNS.items() if kind in column.kinds]

@@ -127,7 +127,11 @@ class Dispatcher:
                     left -= 1
                     batch.take(runs_of([message]))
             while left and (run := self._book.hand_out(left, now_s)) is not None:
-                runs = self._for_handlers(run, now_ms)
+                runs: Sequence[RecordRun] = (run,)
+                if not self._is_plain(run.block):
+                    runs = runs_of(
+                        [one for one in run.messages() if self._is_for_a_handler(one, now_ms)]
+                    )
                 left -= sum(one.size for one in runs)
                 batch.take(runs)
             if self._circuit is not None and batch:
@@ -206,12 +210,6 @@ class Dispatcher:
         settings = self._state.settings
         is_for_all = self._order is None and settings.route is None and settings.meant_for is None
         return is_for_all and not block.has_headers
-
-    def _for_handlers(self, run: RecordRun, now_ms: int) -> Sequence[RecordRun]:
-        """Returns what is to be handled now; the rest is settled here."""
-        if self._is_plain(run.block):
-            return (run,)
-        return runs_of([one for one in run.messages() if self._is_for_a_handler(one, now_ms)])
 
     def condemn(self, message: ReceivedMessage) -> None:
         """Settles a record as dead that ends each process that handles it."""

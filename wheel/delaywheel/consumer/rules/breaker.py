@@ -94,17 +94,12 @@ class Circuit:
             self._last = settlement.why
         if self._open_until_s is not None:
             if message is self._trial:
-                self._end_trial(has_failed=has_failed, now_s=now_s)
+                self._trial = None
+                self._open_until_s = now_s + self._wait_s if has_failed else None
+                if not has_failed:
+                    self._failed.clear()
             return
         self._failed.append(has_failed)
         is_enough = len(self._failed) == self._given.of
         if is_enough and sum(self._failed) >= self._given.share * self._given.of:
             self._open_until_s = now_s + self._wait_s
-
-    def _end_trial(self, *, has_failed: bool, now_s: float) -> None:
-        self._trial = None
-        if has_failed:
-            self._open_until_s = now_s + self._wait_s
-        else:
-            self._open_until_s = None
-            self._failed.clear()

@@ -20,8 +20,7 @@ from delaywheel.functions import check_plain
 Deserializer: TypeAlias = Callable[[bytes, Any], object]
 Field: TypeAlias = Literal["key", "value"]
 
-_PASSING: Final = frozenset({401, 403, 408, 429})
-_SERVER_ERRORS: Final = range(500, 600)
+_PASSING: Final = frozenset({401, 403, 408, 429, *range(500, 600)})
 
 
 class FieldContext(NamedTuple):
@@ -59,9 +58,7 @@ def deserializers_of(given: Mapping[Field, Deserializer | None]) -> dict[Field, 
 
 def may_pass(error: BaseException) -> bool:
     """Whether a deserializer failed for a reason that may pass: the registry does not answer."""
-    return any(isinstance(one, OSError) or _is_of_server(one) for one in causes(error))
-
-
-def _is_of_server(error: BaseException) -> bool:
-    status = getattr(error, "http_status_code", None)
-    return status in _PASSING or status in _SERVER_ERRORS
+    return any(
+        isinstance(one, OSError) or getattr(one, "http_status_code", None) in _PASSING
+        for one in causes(error)
+    )

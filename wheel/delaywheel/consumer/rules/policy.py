@@ -313,14 +313,8 @@ class Policy:
         meant = {self._settings.ttl_header, self.limits and self.limits.ttl_header}
         for name in filter(None, meant - {TTL_HEADER}):
             record = kept(record, name)
-        return record if self._comes_back(record, names.retry) else None
-
-    def _comes_back(self, record: Outgoing, retry_topic: str) -> bool:
-        """Whether Kafka, ingress and the topic of retries take it."""
-        back = record._replace(topic=retry_topic)
-        if self._whole(back) + FORWARD_ROOM_BYTES > self._most_bytes[retry_topic]:
-            return False
-        return self._passes(record)
+        comes_back = self._whole(record) + FORWARD_ROOM_BYTES <= self._most_bytes[names.retry]
+        return record if comes_back and self._passes(record) else None
 
     def _passes(self, record: Outgoing) -> bool:
         """Whether Kafka and ingress take it."""

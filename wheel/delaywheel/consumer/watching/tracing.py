@@ -191,8 +191,8 @@ def committed_runs(cut: Cut, group: str, *, is_check: bool) -> list[CommittedRun
         known = {index: one for index, one in block.settlements.items() if begin <= index < end}
         parts = [(begin, end)]
         if is_check:  # the letters of all groups are in one topic: others' are skipped
-            ours = (at for at in range(begin, end) if not _is_skipped(known.get(at)))
-            parts = [(at, at + 1) for at in ours]
+            outcomes = ((at, known.get(at, DONE).outcome) for at in range(begin, end))
+            parts = [(at, at + 1) for at, one in outcomes if one is not Outcome.SKIPPED]
         runs += [CommittedRun(block, *part, known, group, is_check=is_check) for part in parts]
     return runs
 
@@ -214,10 +214,6 @@ def _written(record: Outgoing) -> WrittenRecord:
     due_ms = number_of(last_of(record.headers, ingress.DELIVER_AT))
     length_bytes = len(record.key or b"") + len(record.value or b"")
     return WrittenRecord(record.key, record.headers, due_ms, length_bytes=length_bytes)
-
-
-def _is_skipped(settlement: Settlement | None) -> bool:
-    return settlement is not None and settlement.outcome is Outcome.SKIPPED
 
 
 def _coming_again(settlement: Settlement) -> tuple[bytes | None, int | None]:
