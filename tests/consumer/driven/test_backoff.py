@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delaywheel.consumer import ConsumerError, ExponentialBackoff, ReceivedMessage
+from delaywheel.consumer.rules.backoff import delays_of
 from delaywheel.consumer.watching.health import ConsumerTrouble
 from delaywheel.ingress import IngressLimits
 from support.consumer.driven import DrivenConsumer, start
@@ -210,6 +211,13 @@ def test_what_may_last_longer_than_the_span_is_refused_at_once(options: dict[str
 def test_wrong_options_are_refused(options: dict[str, object], says: str) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
         DrivenConsumer(FakeKafka(), **options)
+
+
+@pytest.mark.timeout(20)
+def test_a_back_off_may_have_any_number_of_retries() -> None:
+    for_ever = delays_of(ExponentialBackoff("1s", cap="2m", retries=10**9))
+    assert for_ever.longest_ms == 120_000
+    assert delays_of(ExponentialBackoff("1s", retries=0)).longest_ms == 0
 
 
 @pytest.mark.parametrize("wrong", [{"cap": "1s"}, {"factor": 0.5}, {"retries": -1}])

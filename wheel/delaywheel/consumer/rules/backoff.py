@@ -90,7 +90,7 @@ def delays_of(given: Backoff) -> Delays:
     if isinstance(given, str):
         raise TypeError(f"retry={given!r}: give a list of delays, such as ({given!r},)")
     if isinstance(given, ExponentialBackoff):
-        longest_ms = max((given.delay_ms(n + 1) or 0 for n in range(given.retries)), default=0)
+        longest_ms = given.retries and (given.delay_ms(given.retries) or 0)  # the last one
         return Delays(lambda message, _: given.delay_ms(message.attempt), longest_ms)
     if callable(given):
         check_plain("retry", given)
