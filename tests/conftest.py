@@ -28,6 +28,8 @@ __all__ = ["spark"]
 # As in scripts/: hundreds of processes start here, and most of a start would be compiling.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Users' programs are buffered: with this, what a command keeps from a pipe's reader would pass.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 os.environ.setdefault(JVM_VARIABLE, TEST_JVM)
 # Nor do other JVMs live longer: Spark, what starts it, Maven and what that runs. Of its code Spark

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from delaywheel_replica.cli import printing
 from delaywheel_replica.cli.printing.records import line
 from delaywheel_replica.cli.printing.tables import print_facts, print_json, print_ndjson
-from delaywheel_replica.cli.printing.text import bytes_text, printable
+from delaywheel_replica.cli.printing.text import bytes_text, printable, say
 
 CLI = Path(printing.__file__).parents[1]
 NASTY = "\x1b[2J\x9b2J\x07\r\b\x7f\u202egnp.exe\u2028\U000e0001\ud800"
@@ -31,6 +33,13 @@ def test_bytes_of_a_sender_show_themselves_and_do_nothing(content: bytes) -> Non
     assert is_safe(shown)
     read = bytes.fromhex(shown[2:]) if shown.startswith("0x") else json.loads(shown).encode()
     assert read == content
+
+
+def test_a_line_reaches_a_pipes_reader_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
+    say("the newest message")
+    assert pipe.getvalue() == b"the newest message\n"
 
 
 @given(st.text(max_size=40))

@@ -31,7 +31,7 @@ def print_ndjson(documents: Iterable[Any]) -> None:
     """Prints JSON documents, one a line, each as soon as it is available."""
     for document in documents:
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-        print(printable(text), flush=True)
+        say(text)
 
 
 def print_table(

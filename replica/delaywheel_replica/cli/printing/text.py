@@ -37,8 +37,8 @@ def one_line(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a line of the answer."""
-    print(printable(text))
+    """Prints a line of the answer, at once: a pipe's reader follows `tail` and the page's link."""
+    print(printable(text), flush=True)
 
 
 def note(text: str) -> None:
