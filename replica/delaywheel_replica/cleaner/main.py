@@ -43,7 +43,7 @@ from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort
 from delaywheel_replica.cleaner.outside.runner import ThreadRunner
 from delaywheel_replica.cleaner.row_keeper import STAMP_S, RowKeeper, RowNews
 from delaywheel_replica.cleaner.server_row import ServerRow
-from delaywheel_replica.cleaner.topics_soon import TopicsSoon
+from delaywheel_replica.cleaner.topics_soon import topics_soon
 from delaywheel_replica.cleaner.unanswered_halves import UnansweredLetters
 from delaywheel_replica.cleaner.wakeups import Wakeups
 from delaywheel_replica.config import Config
@@ -119,9 +119,11 @@ class Cleaner:
         create = None
         if config.create_topics:
             create = CreateTopics(config.topic_partitions, config.topic_replication_factor)
-        soon = TopicsSoon(PosixDisk(), config.data_dir, self._clock.wall_ms)
         self._topics = DestinationTopics(
-            KafkaTopicAdmin(settings), create=create, on_news=wake, soon=soon.names
+            KafkaTopicAdmin(settings),
+            create=create,
+            on_news=wake,
+            soon=lambda: topics_soon(PosixDisk(), config.data_dir, self._clock.wall_ms()),
         )
         threading.Thread(target=self._topics.run, name="topics", daemon=True).start()
         self._news = TopicNews(link.send, creates=config.create_topics)

@@ -9,12 +9,11 @@ and keeps the answers about their topics fresh: a sample suffices (a second of 3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from delaywheel.identity import WheelId
 from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.reading.decoding import FrameBatch
@@ -28,34 +27,27 @@ MESSAGES_MOST: Final = 10_000
 """No further batch is read once so many messages were: some 20 ms of CPU."""
 
 
-class TopicsSoon:
-    """Samples the coming seconds of a node's wheels. For one thread."""
-
-    def __init__(self, disk: Disk, data: Path, wall_ms: Callable[[], int]) -> None:
-        self._disk = disk
-        self._data = data
-        self._wall_ms = wall_ms
-
-    def names(self) -> set[str]:
-        """Returns topics of messages that are due soon; what cannot be read is left out."""
-        found: set[str] = set()
-        try:
-            for wheel in list_wheels(self._disk, self._data):
-                for batch in self._batches(wheel):
+def topics_soon(disk: Disk, data: Path, now_ms: int) -> set[str]:
+    """Returns topics of messages that are due soon; what cannot be read is left out."""
+    found: set[str] = set()
+    first = now_ms // 1000 + NEAREST_S
+    try:
+        for wheel in list_wheels(disk, data):
+            with closing(WheelReader(disk, data, wheel)) as reader:
+                for batch in _batches(reader, first):
                     found.update(batch.columns.topics)
-        except (OSError, ValueError):
-            pass  # the leader's own reading reports it; a wheel may have been deleted meanwhile
-        return found
+    except (OSError, ValueError):
+        pass  # the leader's own reading reports it; a wheel may have been deleted meanwhile
+    return found
 
-    def _batches(self, wheel: WheelId) -> Iterator[FrameBatch]:
-        first = self._wall_ms() // 1000 + NEAREST_S
-        messages = 0
-        with closing(WheelReader(self._disk, self._data, wheel)) as reader:
-            for slot in reader.slots(first, first + WITHIN_S)[:1]:
-                for batch in reader.slot_batches(slot, reader.last_seq()):
-                    if not isinstance(batch, FrameBatch):
-                        continue
-                    yield batch
-                    messages += len(batch.columns)
-                    if messages >= MESSAGES_MOST:
-                        return
+
+def _batches(reader: WheelReader, first: int) -> Iterator[FrameBatch]:
+    messages = 0
+    for slot in reader.slots(first, first + WITHIN_S)[:1]:
+        for batch in reader.slot_batches(slot, reader.last_seq()):
+            if not isinstance(batch, FrameBatch):
+                continue
+            yield batch
+            messages += len(batch.columns)
+            if messages >= MESSAGES_MOST:
+                return

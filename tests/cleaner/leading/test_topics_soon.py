@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.topics_soon import MESSAGES_MOST, WITHIN_S, TopicsSoon
+from delaywheel_replica.cleaner.topics_soon import MESSAGES_MOST, WITHIN_S, topics_soon
 from support.due.wheels import Sent, wheels_in_memory
 
 NOW_S = 1_700_000_000
@@ -17,15 +17,12 @@ def sent(topic: str, ahead_s: int, number: int = 0) -> Sent:
 
 
 def test_the_topics_of_the_nearest_second_of_each_wheel_are_found() -> None:
-    now_s = NOW_S
     with wheels_in_memory() as wheels:
-        soon = TopicsSoon(wheels.disk, wheels.data, lambda: now_s * 1000)
-        assert soon.names() == set()
+        assert topics_soon(wheels.disk, wheels.data, NOW_S * 1000) == set()
         wheels.write(WHEELS[0], [sent("a", 5), sent("b", 7), sent("far", WITHIN_S + 60)])
         wheels.write(WHEELS[1], [sent("c", 30)])
-        assert soon.names() == {"a", "c"}
-        now_s += 5
-        assert soon.names() == {"b", "c"}
+        assert topics_soon(wheels.disk, wheels.data, NOW_S * 1000) == {"a", "c"}
+        assert topics_soon(wheels.disk, wheels.data, (NOW_S + 5) * 1000) == {"b", "c"}
 
 
 @pytest.mark.parametrize("topics", [1, 3])
@@ -34,5 +31,5 @@ def test_a_sample_of_a_great_second_suffices(topics: int) -> None:
         for begin in range(0, 3 * MESSAGES_MOST, MESSAGES_MOST):
             numbers = range(begin, begin + MESSAGES_MOST)
             wheels.write(WHEELS[0], [sent(f"t{n % topics}", 5, n) for n in numbers])
-        soon = TopicsSoon(wheels.disk, wheels.data, lambda: NOW_S * 1000)
-        assert soon.names() == {f"t{number}" for number in range(topics)}
+        soon = topics_soon(wheels.disk, wheels.data, NOW_S * 1000)
+        assert soon == {f"t{number}" for number in range(topics)}

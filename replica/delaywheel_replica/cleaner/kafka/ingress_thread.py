@@ -181,11 +181,8 @@ class IngressThread:
     @property
     def _reads(self) -> bool:
         """Whether to read; while all partitions are paused, fetched records wait in the client."""
-        return self._is_taken and bool(self._positions.keys() - self._paused)
-
-    @property
-    def _is_taken(self) -> bool:
-        return not self._fetched and self._fault is None
+        is_taken = not self._fetched and self._fault is None
+        return is_taken and bool(self._positions.keys() - self._paused)
 
     def _fetch(self, reader: IngressReader) -> bool:
         """Fetches a batch; returns whether Kafka allowed it."""
