@@ -178,8 +178,7 @@ def test_unknown_keys_are_left_alone(key: bytes | None) -> None:
 def test_a_malformed_record_is_named(key: bytes, value: bytes | None) -> None:
     with pytest.raises(ControlRecordMalformedError, match="at offset 42") as caught:
         ControlState().apply(key, value, 42)
-    assert caught.value.key == key.decode()
-    assert caught.value.offset == 42
+    assert str(caught.value).startswith(f"control record {key.decode()!r} at offset 42: ")
 
 
 def test_records_of_a_later_release_are_refused_by_name() -> None:

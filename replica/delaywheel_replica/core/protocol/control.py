@@ -71,11 +71,6 @@ _INGRESS_KEY = re.compile(r"ingress/([^/]+)/(0|[1-9][0-9]{0,9})")
 class ControlRecordMalformedError(Exception):
     """A control record under one of our keys has content that we never write."""
 
-    def __init__(self, key: str, offset: int, why: str) -> None:
-        super().__init__(f"control record {key!r} at offset {offset}: {why}")
-        self.key = key
-        self.offset = offset
-
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
@@ -241,7 +236,9 @@ class ControlState:
         try:
             return _apply(self, text, value, offset)
         except MalformedError as error:
-            raise ControlRecordMalformedError(text, offset, str(error)) from error
+            raise ControlRecordMalformedError(
+                f"control record {text!r} at offset {offset}: {error}"
+            ) from error
 
     def apply_all(self, records: "list[ControlRecord]") -> "ControlState":
         """Returns the state after these records, for use where offsets do not matter."""
