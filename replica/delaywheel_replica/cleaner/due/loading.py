@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import sleep
 
@@ -93,11 +94,9 @@ class Loader:
     def __init__(
         self, disk: Disk, data: Path, wheels: WheelNumbers, *, ttl_header: str, thread: bool
     ) -> None:
-        self._disk = disk
-        self._data = data
+        self._open = partial(WheelReader, disk, data, opened=OpenIndexes())
         self._wheels = wheels
         self._ttl_header = ttl_header
-        self._open_indexes = OpenIndexes()
         self._readers: dict[WheelId, WheelReader] = {}
         self._executor = ThreadPoolExecutor(1, "preload") if thread else None
         self._slot: int | None = None
@@ -177,6 +176,4 @@ class Loader:
         for wheel in self._readers.keys() - wheels:
             self._readers.pop(wheel).close()
         for wheel in wheels - self._readers.keys():
-            self._readers[wheel] = WheelReader(
-                self._disk, self._data, wheel, opened=self._open_indexes
-            )
+            self._readers[wheel] = self._open(wheel)

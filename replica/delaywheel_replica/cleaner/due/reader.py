@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -52,8 +53,7 @@ class DueReader:
         preload_thread: bool = True,
     ) -> None:
         """Reads nothing before `start`; messages that may have the header are marked."""
-        self._disk = disk
-        self._data = data
+        self._look_at_lost = partial(look_at, disk, data, unreadable_rows=UnreadableRows())
         self._wheels = WheelNumbers()
         self._window = Window(
             disk, data, self._wheels, ttl_header=ttl_header, thread=preload_thread
@@ -65,7 +65,6 @@ class DueReader:
         self._lost = NO_FRAMES
         self._withdrawn: frozenset[MessageKey] = frozenset()
         self._looked_ms: int | None = None
-        self._unreadable_rows = UnreadableRows()
         self._lacks_some = False  # of V, by the last look
 
     def start(self, progress: Progress) -> None:
@@ -85,7 +84,7 @@ class DueReader:
 
     def look_at_lost(self, frames: FrameSet, now_ms: int, *, floor: int) -> Looked:
         """Returns the index rows of frames to be given up, and which frames are kept."""
-        return look_at(self._disk, self._data, frames, now_ms, self._unreadable_rows, floor=floor)
+        return self._look_at_lost(frames, now_ms, floor=floor)
 
     def update(
         self,

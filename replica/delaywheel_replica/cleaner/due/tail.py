@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -79,11 +80,9 @@ class Tail:
     """How far each wheel is admitted."""
 
     def __init__(self, disk: Disk, data: Path, window: Window) -> None:
-        self._disk = disk
-        self._data = data
+        self._open = partial(WheelReader, disk, data, opened=OpenIndexes())
         self._window = window
         self._late_messages = self._late_bytes = 0
-        self._open_indexes = OpenIndexes()
         self.readers: dict[WheelId, WheelReader] = {}
         self.admitted: dict[WheelId, int] = {}
         self.late: dict[WheelId, deque[LateFrame]] = {}
@@ -100,9 +99,7 @@ class Tail:
     def follow(self, wheel: WheelId) -> None:
         """Follows this wheel's index from now on."""
         if wheel not in self.readers:
-            self.readers[wheel] = WheelReader(
-                self._disk, self._data, wheel, opened=self._open_indexes
-            )
+            self.readers[wheel] = self._open(wheel)
         self.admitted.setdefault(wheel, 0)
 
     def forget(self, wheel: WheelId) -> None:
