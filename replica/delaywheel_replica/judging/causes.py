@@ -143,7 +143,8 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
             f"{node} was out of memory: its {kill.process} was killed at {iso(kill.at_ms)}",
             Section.OUT_OF_MEMORY,
         )
-    yield from _about_ingress(report)
+    for fault in report.ingress_faults:
+        yield Cause(f"ingress: {fault}", Section.INGRESS)
     yield from _about_calls(node, report)
     yield from _about_disks(node, report)
     yield from _about_certificates(node, report)
@@ -184,11 +185,6 @@ def _about_certificates(node: str, report: pb.MemberReport) -> Iterator[Cause]:
             yield Cause(
                 f"the certificate of {node} expires in {about(left_ms)}", Section.FILES_REFUSED
             )
-
-
-def _about_ingress(report: pb.MemberReport) -> Iterator[Cause]:
-    for fault in report.ingress_faults:
-        yield Cause(f"ingress: {fault}", Section.INGRESS)
 
 
 def _about_disks(node: str, report: pb.MemberReport) -> Iterator[Cause]:
