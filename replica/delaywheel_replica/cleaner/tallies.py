@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,6 @@ from delaywheel_replica.core.protocol.histogram import (
 )
 from delaywheel_replica.process.topic_counts import TopicCounts
 
-_BOUNDS_US: Final = np.array(LATENESS_BOUNDS_US, np.int64)
-
 
 def add_lateness(tally: Tally, expected_ms: NDArray[np.int64], visible_ms: int) -> None:
     """Counts how late the messages of a transaction were, whose commit was answered then.
@@ -35,8 +32,8 @@ def add_lateness(tally: Tally, expected_ms: NDArray[np.int64], visible_ms: int) 
     messages.
     """
     late_us = np.maximum(visible_ms - expected_ms, 0) * 1_000
-    buckets = np.searchsorted(_BOUNDS_US, late_us, side="left")
-    counts = np.bincount(buckets, minlength=len(_BOUNDS_US) + 1)
+    buckets = np.searchsorted(tally.bounds_us, late_us, side="left")
+    counts = np.bincount(buckets, minlength=len(tally.bounds_us) + 1)
     tally.add_counted(counts.tolist(), int(late_us.sum()))
 
 
