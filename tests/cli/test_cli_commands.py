@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.metadata import EntryPoint
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -20,41 +19,9 @@ import pytest
 from delaywheel_replica.cli import app as app_module
 from delaywheel_replica.cli import parsing as cli
 from delaywheel_replica.cli.commands import COMMANDS as OURS
-from delaywheel_replica.cli.commands import PLUGIN_GROUP
 from support.clients.command import Command
 
 ROOT = Path(__file__).parents[2]
-
-COMMANDS = {
-    "init",
-    "serve",
-    "produce",
-    "slots",
-    "slot",
-    "search",
-    "get",
-    "cancel",
-    "export",
-    "reschedule",
-    "status",
-    "verify",
-    "web",
-    "whoami",
-    "config check",
-    "config show",
-    "doctor",
-    "clock set-back",
-    "completion",
-    "tail",
-    "topic create",
-    "dead list",
-    "dead show",
-    "dead replay",
-    "dead drop",
-    "node replace",
-    "node remove",
-    "node wait",
-}
 
 
 def commands() -> Iterator[tuple[str, cli.Command]]:
@@ -66,10 +33,6 @@ def commands() -> Iterator[tuple[str, cli.Command]]:
 
 
 EACH = [pytest.param(name, command, id=name) for name, command in commands()]
-
-
-def test_these_are_the_commands() -> None:
-    assert {name for name, _ in commands()} == COMMANDS
 
 
 def names_taken(function: Callable[..., object]) -> set[str]:
@@ -233,27 +196,16 @@ def test_commands_of_other_packages_join(command: Command, monkeypatch: pytest.M
     assert "Keeps the books." in command("--help").out
 
 
-def test_entry_point_group_is_what_packages_name() -> None:
-    assert EntryPoint("books", "x:app", PLUGIN_GROUP).group == "delaywheel.commands"
-
-
 def test_wrong_usage_is_exit_code_2(command: Command) -> None:
     ended = command("slot")
     assert ended.code == 2
     assert "SECOND" in ended.err
 
 
-def test_nobody_there_is_unavailable_by_name(command: Command) -> None:
-    ended = command("status", "--server", "127.0.0.1:1", "--timeout", "60")
-    assert ended.code == 3
-    assert ended.err.startswith("error: UNAVAILABLE: ")
-    assert "127.0.0.1:1" in ended.err
-    assert "Traceback" not in ended.err
-
-
 @pytest.mark.parametrize(
     "asked",
     [
+        ("status",),
         ("get", "n1.7:1900000000:0190163d8694739b8d3f8a4d6a1f5d10:orders"),
         ("cancel", "n1.7:1900000000:0190163d8694739b8d3f8a4d6a1f5d10:orders"),
         ("produce", "orders", "v", "--delay", "1m"),
@@ -265,6 +217,7 @@ def test_where_nobody_is_each_command_says_so_alike(
 ) -> None:
     ended = command(*asked, "--server", "127.0.0.1:1", "--timeout", "60")
     assert ended.code == 3
+    assert ended.out == "DOWN: no node that was asked answers\n" * (asked == ("status",))
     assert ended.err.startswith("error: UNAVAILABLE: ")
     assert "cannot connect: Connection refused" in ended.err
     assert "127.0.0.1:1" in ended.err

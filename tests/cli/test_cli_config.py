@@ -26,17 +26,6 @@ def test_file_in_order(command: Command, file: Path) -> None:
     assert (ended.code, ended.out) == (0, "settings in order: node n1 of cluster c1\n")
 
 
-def test_every_fault_is_named(command: Command, file: Path) -> None:
-    ended = command(
-        *("config", "check", "--config", str(file)),
-        *("--set", "span_seconds=0", "--set", "listen=nowhere"),
-    )
-    assert ended.code == 1
-    assert ended.err.startswith("error: CONFIG_INVALID: ")
-    assert "span_seconds" in ended.err
-    assert "listen" in ended.err
-
-
 def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
     command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,12 +261,6 @@ def test_serve_refuses_a_wrong_configuration(command: Command, file: Path) -> No
     ended = command("serve", "--config", str(file), "--set", "node_id=NOT OK")
     assert ended.code == 78, "systemd does not start it again"
     assert ended.err.startswith("error: CONFIG_INVALID: node_id")
-
-
-def test_serve_refuses_what_the_kafka_client_does_not_know(command: Command, file: Path) -> None:
-    ended = command("serve", "--config", str(file), "--set", "kafka.linger.msec=5")
-    assert ended.code == 78
-    assert ended.err.startswith("error: CONFIG_INVALID: kafka: No such configuration property")
 
 
 @pytest.mark.parametrize(

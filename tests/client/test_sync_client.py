@@ -308,6 +308,7 @@ for name in delaywheel.__all__:
     getattr(delaywheel, name)
 assert set(delaywheel.__all__) <= set(dir(delaywheel))
 heavy = {"numpy", "confluent_kafka", "pyspark", "pyarrow", "pydantic", "delaywheel_replica"}
+heavy |= {"delaywheel.trace", "opentelemetry"}
 print(*sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run(

@@ -75,19 +75,6 @@ def test_a_forked_program_has_a_trace_of_its_own(kafka: KafkaBroker, cluster_id:
     ]
 
 
-def test_a_topic_that_is_made_later_is_found(
-    kafka: KafkaBroker, cluster_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delaywheel.trace.reporter._LOOK_AGAIN_S", 0.2)
-    with Trace({"bootstrap.servers": kafka.address}, cluster=cluster_id) as trace:
-        trace.sent([result()], 0.001, 1)
-        assert not trace.flush(0.5)
-        create_topic(kafka.address, trace_topic(cluster_id))
-        assert trace.flush(30)
-    [(head, rows)] = told(kafka, cluster_id)
-    assert (head.cluster, head.ip, rows["status"]) == (cluster_id, "127.0.0.1", ["ACCEPTED"])
-
-
 def test_a_kafka_that_is_away_is_in_nobodys_way(caplog: pytest.LogCaptureFixture) -> None:
     with Trace({"bootstrap.servers": "127.0.0.1:9"}) as trace:
         for _ in range(100):

@@ -25,6 +25,7 @@ from support.clients.fake_service import answer
 from support.clients.scripted_node import ScriptedNode
 
 DUE_MS = 1_900_000_000_123
+EXPORTED = f"n1.7:1900000000:{'00' * 16}:orders"
 CONTENT = st.none() | st.binary(max_size=20) | st.text(max_size=9).map(str.encode)
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=9
@@ -74,38 +75,30 @@ def test_an_ingress_records_id_becomes_one_that_another_cluster_takes() -> None:
     assert made == [b"dwmv" + bytes(11) + b"x"] * 2
 
 
-def test_a_line_that_is_of_no_export_cancels_nothing(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{}", "names no message of an export"),
+        ("[]", "names no message of an export"),
+        ("no json", "names no message of an export"),
+        ('{"handle": "x"}', "names no message of an export"),
+        # It could not be moved: what is cancelled then would be lost.
+        (json.dumps({"handle": EXPORTED, "topic": "orders"}), "has no value"),
+        # Its sender would hear that it is committed, and it would be delivered nowhere.
+        (
+            json.dumps({"handle": EXPORTED, "value": None, "headers": [["dw-half", "g"]]}),
+            "is of a half message",
+        ),
+    ],
+)
+def test_one_line_that_cannot_be_moved_has_nothing_cancelled(
+    command: Command, tmp_path: Path, line: str, said: str
+) -> None:
     file = tmp_path / "lines"
-    good = {"handle": f"n1.7:1900000000:{'00' * 16}:orders", "value": None}
-    for bad in ("{}", "[]", "no json", '{"handle": "x"}'):
-        file.write_text(f"{json.dumps(good)}\n{bad}\n")
-        ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
-        assert (ended.code, ended.out) == (2, "")
-        assert "line 2 names no message of an export" in ended.err
-
-
-def test_a_line_without_its_value_cancels_nothing(command: Command, tmp_path: Path) -> None:
-    """It could not be moved: what is cancelled then would be lost."""
-    file = tmp_path / "lines"
-    line = {"handle": f"n1.7:1900000000:{'00' * 16}:orders", "topic": "orders"}
-    file.write_text(json.dumps(line))
+    file.write_text(f"{json.dumps({'handle': EXPORTED, 'value': None})}\n{line}\n")
     ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
     assert (ended.code, ended.out) == (2, "")
-    assert "line 1 has no value" in ended.err
-
-
-def test_a_line_of_a_half_message_cancels_nothing(command: Command, tmp_path: Path) -> None:
-    """Its sender would hear that it is committed, and it would be delivered nowhere."""
-    file = tmp_path / "lines"
-    half = {
-        "handle": f"n1.7:1900000000:{'00' * 16}:orders",
-        "value": None,
-        "headers": [["dw-half", "g"]],
-    }
-    file.write_text(json.dumps(half))
-    ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
-    assert (ended.code, ended.out) == (2, "")
-    assert "line 1 is of a half message" in ended.err
+    assert f"line 2 {said}" in ended.err
 
 
 def test_half_messages_are_left_out(command: Command, node: ScriptedNode) -> None:

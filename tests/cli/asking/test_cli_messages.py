@@ -200,13 +200,6 @@ def test_get_as_json(command: Command, node: ScriptedNode) -> None:
     assert node.gets[-1].message.handle == HANDLE
 
 
-def test_get_for_people(command: Command, node: ScriptedNode) -> None:
-    node.script.append(answer(pb.GetMessageResponse(message=stored())))
-    reported = command("get", HANDLE).out
-    for part in (HANDLE, "pending", "orders", "0xff00", '"x"', "null"):
-        assert part in reported
-
-
 @pytest.mark.parametrize(
     ("own_due", "shown"), [(b"1900000060000", "2030-03-17T17:47:40.000Z"), (None, "at its commit")]
 )

@@ -386,13 +386,6 @@ def test_an_only_node_is_one_node(command: Command, node: ScriptedNode) -> None:
     assert "acknowledged    when the node has the message\n" in command("status").out
 
 
-@pytest.mark.usefixtures("node")
-def test_status_for_people(command: Command) -> None:
-    reported = command("status").out
-    for part in ("c1", "offset 17)", "2030-03-17T17:46:40.123Z", "n1.3", "open", "closed"):
-        assert part in reported
-
-
 def healthy(**changes: Any) -> pb.DescribeClusterResponse:
     report = pb.MemberReport(role="leading")
     described = pb.DescribeClusterResponse(
@@ -561,9 +554,3 @@ def test_what_takes_nothing_is_shown_by_partition(command: Command, node: Script
     troubled = pb.Member(node="n2", reachable=True, report=TROUBLED)
     node.describe = answer(healthy(members=[troubled]))
     assert "a [1, 4] for 31 s, leaderless: 1,312 deferred" in command("status").out
-
-
-def test_nobody_answering_is_down(command: Command) -> None:
-    reported = command("status", "--server", "127.0.0.1:1")
-    assert reported.code == 3
-    assert reported.out == "DOWN: no node that was asked answers\n"

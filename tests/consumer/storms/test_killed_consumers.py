@@ -3,9 +3,9 @@
 In short, test_changing_rights.py kills those that keep no order, and takes away rights as well.
 `DELAYWHEEL_DRILL_S=300 pytest tests/consumer/storms/test_killed_consumers.py` kills for five
 minutes each kind of consumer, or `-k asyncio` one, and `DELAYWHEEL_DRILL_REST_S` says how long it
-waits afterwards for what is left: on a busy machine that is much. On how many brokers and nodes,
-conftest.py says. Eager members have names and are killed each second. The others have none, and
-their group waits for the end of a session after each kill: they are killed each eighth second.
+waits afterwards for what is left: on a busy machine that is much. Eager members have names and are
+killed each second. The others have none, and their group waits for the end of a session after each
+kill: they are killed each eighth second.
 """
 
 from __future__ import annotations

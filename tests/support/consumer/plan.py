@@ -40,7 +40,6 @@ class Plan:
         rebalances: How its partitions move.
         wait_for_rights: How long rights that are taken away are waited for.
         is_async: Whether its consumers run on an event loop.
-        has_names: Whether each has an instance, where it may have none.
     """
 
     bootstrap: str
@@ -55,7 +54,6 @@ class Plan:
     rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
     wait_for_rights: str | None = None
     is_async: bool = False
-    has_names: bool = False
 
     def failures(self, number: int) -> int:
         """How many attempts at this message fail; one more than the number of levels: it dies."""
@@ -105,7 +103,7 @@ class Plan:
             "retry_on": PlannedError,
             # Cooperative ones have no name; with KIP-848 that of a killed one is taken until its
             # session ends.
-            "instance": instance if self.rebalances == "eager" or self.has_names else None,
+            "instance": instance if self.rebalances == "eager" else None,
             "rebalances": self.rebalances,
             # They are killed each second: three such deaths in a row prove nothing here.
             "max_deliveries": 50,
