@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.clients.command import Command
+from support.clients.command import Command, Ended
 
 
 @pytest.fixture
@@ -21,24 +22,31 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_file_in_order(command: Command, file: Path) -> None:
-    ended = command("config", "check", "--config", str(file))
+@pytest.fixture
+def check(command: Command, file: Path) -> Callable[..., Ended]:
+    """Checks the file with these settings."""
+
+    def checked(*settings: str) -> Ended:
+        flags = (word for setting in settings for word in ("--set", setting))
+        return command("config", "check", "--config", str(file), *flags)
+
+    return checked
+
+
+def test_file_in_order(check: Callable[..., Ended]) -> None:
+    ended = check()
     assert (ended.code, ended.out) == (0, "settings in order: node n1 of cluster c1\n")
 
 
 def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
-    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+    check: Callable[..., Ended], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported = file.read_text().replace("span_seconds", "span_second").replace('"n1"', '"N 1"')
     file.write_text(
         reported.replace("[kafka]", '[kafka]\n"sasl.passwort" = "x"\n"linger.msec" = 5')
     )
     monkeypatch.setenv("DELAYWHEEL_TOPIC_PARTITIONS", "0")
-    ended = command(
-        *("config", "check", "--config", str(file)),
-        *("--set", "flush=never", "--set", "listen=0.0.0.0:7420", "--set", "min_insync=2"),
-        *("--set", "kafkka.linger.ms=5"),
-    )
+    ended = check("flush=never", "listen=0.0.0.0:7420", "min_insync=2", "kafkka.linger.ms=5")
     assert ended.code == 1
     head, *faults = ended.err.splitlines()
     assert head == "error: CONFIG_INVALID: "
@@ -69,10 +77,9 @@ def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
     ],
 )
 def test_an_address_that_leads_nowhere_is_refused(
-    command: Command, file: Path, settings: tuple[str, ...], reported: str
+    check: Callable[..., Ended], settings: tuple[str, ...], reported: str
 ) -> None:
-    flags = [word for setting in (*settings, "insecure=true") for word in ("--set", setting)]
-    ended = command("config", "check", "--config", str(file), *flags)
+    ended = check(*settings, "insecure=true")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert reported in ended.err
 
@@ -86,9 +93,9 @@ def test_an_address_that_leads_nowhere_is_refused(
     ],
 )
 def test_an_ingress_topic_that_cannot_be_one_is_refused(
-    command: Command, file: Path, topics: str, reported: str
+    check: Callable[..., Ended], topics: str, reported: str
 ) -> None:
-    ended = command("config", "check", "--config", str(file), "--set", f"ingress_topics={topics}")
+    ended = check(f"ingress_topics={topics}")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert reported in ended.err
 
@@ -113,22 +120,25 @@ def test_ingress_topics_are_a_list_however_they_are_given(
     assert shown() == ["d", "e"]
 
 
-def test_an_address_for_others_mends_it(command: Command, file: Path) -> None:
-    flags = ("--set", "listen=0.0.0.0:7420", "--set", "advertised=node-1:7420")
-    refused = command("config", "check", "--config", str(file), *flags)
-    assert refused.code == 1
-    assert "listen 0.0.0.0:7420: without tls_cert and grants whoever reaches" in refused.err
-    allowed = command("config", "check", "--config", str(file), *flags, "--set", "insecure=true")
-    assert allowed.code == 0
-
-
-def test_peers_elsewhere_need_tls(command: Command, file: Path) -> None:
-    members = ("members.n1=node-1:7421", "members.n2=node-2:7421", "node_id=n1")
-    flags = [word for setting in members for word in ("--set", setting)]
-    refused = command("config", "check", "--config", str(file), *flags)
-    assert 'members node-1:7421: without peer_tls = "required" whoever reaches' in refused.err
-    allowed = command("config", "check", "--config", str(file), *flags, "--set", "insecure=true")
-    assert allowed.code == 0
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ("listen=0.0.0.0:7420", "advertised=node-1:7420"),
+            "listen 0.0.0.0:7420: without tls_cert and grants whoever reaches",
+        ),
+        (
+            ("members.n1=node-1:7421", "members.n2=node-2:7421"),
+            'members node-1:7421: without peer_tls = "required" whoever reaches',
+        ),
+    ],
+)
+def test_whom_others_reach_needs_tls_unless_that_is_wanted(
+    check: Callable[..., Ended], settings: tuple[str, ...], said: str
+) -> None:
+    refused = check(*settings)
+    assert (refused.code, said in refused.err) == (1, True)
+    assert check(*settings, "insecure=true").code == 0
 
 
 def test_missing_file_is_named(command: Command, tmp_path: Path) -> None:
@@ -137,8 +147,8 @@ def test_missing_file_is_named(command: Command, tmp_path: Path) -> None:
     assert "none.toml" in ended.err
 
 
-def test_set_needs_a_name_and_a_value(command: Command, file: Path) -> None:
-    ended = command("config", "check", "--config", str(file), "--set", "span_seconds")
+def test_set_needs_a_name_and_a_value(check: Callable[..., Ended]) -> None:
+    ended = check("span_seconds")
     assert ended.code == 2
     assert "NAME=VALUE" in ended.err
 
@@ -199,17 +209,16 @@ def test_secrets_are_masked(command: Command, file: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_tls_and_passwords_is_said(
-    command: Command, file: Path, settings: tuple[str, ...], said: str
+    check: Callable[..., Ended], file: Path, settings: tuple[str, ...], said: str
 ) -> None:
     file.write_text(file.read_text().replace('"sasl.password" = "hush"\n', ""))
-    flags = [word for setting in settings for word in ("--set", f"kafka.{setting}")]
-    ended = command("config", "check", "--config", str(file), *flags)
+    ended = check(*(f"kafka.{setting}" for setting in settings))
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert said in ended.err
 
 
 def test_our_own_variables_are_no_settings(
-    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+    check: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = Path(__file__).parents[2]
     sources = [*root.glob("scripts/_*.sh"), *root.glob("*/delaywheel*/cli/**/*.py")]
@@ -225,16 +234,16 @@ def test_our_own_variables_are_no_settings(
     assert {"DELAYWHEEL_CACHE", "DELAYWHEEL_TRACEBACK"} <= names
     for name in names - {"DELAYWHEEL_CONFIG"}:
         monkeypatch.setenv(name, "1")
-    assert command("config", "check", "--config", str(file)).err == ""
+    assert check().err == ""
 
 
 def test_a_variable_that_looks_like_a_setting_is_a_fault(
-    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+    check: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DELAYWHEEL_SPAN_SECOND", "5")
     monkeypatch.setenv("DELAYWHEEL_LEVEL__SOON", "5")
     monkeypatch.setenv("DELAYWHEEL_OF_ANOTHER_PROGRAM", "5")
-    ended = command("config", "check", "--config", str(file), "--set", "flush=never")
+    ended = check("flush=never")
     for fault in (
         "flush: Input should be",
         "level: there is no such setting: did you mean levels? (DELAYWHEEL_LEVEL__SOON)",
@@ -245,15 +254,14 @@ def test_a_variable_that_looks_like_a_setting_is_a_fault(
 
 
 def test_a_data_folder_that_cannot_be_written_is_a_fault(
-    command: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: Callable[..., Ended], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = ("config", "check", "--config", str(file), "--set")
-    assert command(*check, f"data_dir={tmp_path}/to/come").code == 0
-    ended = command(*check, f"data_dir={file}/below")
+    assert check(f"data_dir={tmp_path}/to/come").code == 0
+    ended = check(f"data_dir={file}/below")
     assert (ended.code, "not a directory" in ended.err) == (1, True)
-    assert f"{file} is not a folder" in command(*check, f"data_dir={file}").err
+    assert f"{file} is not a folder" in check(f"data_dir={file}").err
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
-    ended = command(*check, f"data_dir={tmp_path}/to/come")
+    ended = check(f"data_dir={tmp_path}/to/come")
     assert f"{tmp_path} cannot be written by this user" in ended.err
 
 
@@ -273,10 +281,10 @@ def test_serve_refuses_a_wrong_configuration(command: Command, file: Path) -> No
     ],
 )
 def test_what_one_kind_of_client_would_refuse_is_refused_before(
-    command: Command, file: Path, setting: str, said: str
+    check: Callable[..., Ended], setting: str, said: str
 ) -> None:
     """The node would end, and be restarted for ever."""
-    ended = command("config", "check", "--config", str(file), "--set", f"kafka.{setting}")
+    ended = check(f"kafka.{setting}")
     assert ended.code == 1
     assert said in ended.err
 

@@ -19,7 +19,6 @@ from local.loopback import cluster as cluster_module
 from local.loopback.beside import PageProcess
 from local.loopback.cluster import (
     LocalCluster,
-    argument_parser,
     main,
     next_commands,
     parse_settings,
@@ -82,12 +81,6 @@ def test_toml_is_read_back_as_it_was() -> None:
         "levels": {"5s": 5000},
     }
     assert tomllib.loads(to_toml(settings)) == settings
-
-
-def test_arguments_have_defaults() -> None:
-    options = argument_parser().parse_args([])
-    assert (options.nodes, options.kafka, options.data, options.config) == (1, None, None, [])
-    assert (options.ready_file, options.no_restart, options.topic) == (None, False, [])
 
 
 @pytest.mark.parametrize("arguments", [["--nodes", "0"], ["--config", "x"], ["--nodes", "many"]])

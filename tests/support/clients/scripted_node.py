@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -9,6 +10,14 @@ import grpc
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from support.clients.fake_service import Behaviour, FakeService, answer
+
+
+def _scripted(name: str) -> Callable[[ScriptedNode, Any, Any], Any]:
+    def call(node: ScriptedNode, request: Any, context: Any) -> Any:
+        node.asked.append(request)
+        return getattr(node, name)(node, request, context)
+
+    return call
 
 
 class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
@@ -37,32 +46,15 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
         self.set_back: Behaviour = answer(pb.SetBackResponse())
         self.asked: list[Any] = []
 
-    def ListSlots(self, request: Any, context: Any) -> Any:
-        self.asked.append(request)
-        return self.list_slots(self, request, context)
-
-    def GetSlot(self, request: Any, context: Any) -> Any:
-        self.asked.append(request)
-        return self.get_slot(self, request, context)
+    ListSlots: Any = _scripted("list_slots")
+    GetSlot: Any = _scripted("get_slot")
+    Search: Any = _scripted("search")
+    ReplaceNode: Any = _scripted("replace_node")
+    RemoveNode: Any = _scripted("remove_node")
+    SetBack: Any = _scripted("set_back")
 
     def WhoAmI(self, request: Any, context: Any) -> Any:
         return self.who_am_i(self, request, context)
-
-    def Search(self, request: Any, context: Any) -> Any:
-        self.asked.append(request)
-        return self.search(self, request, context)
-
-    def ReplaceNode(self, request: Any, context: Any) -> Any:
-        self.asked.append(request)
-        return self.replace_node(self, request, context)
-
-    def RemoveNode(self, request: Any, context: Any) -> Any:
-        self.asked.append(request)
-        return self.remove_node(self, request, context)
-
-    def SetBack(self, request: Any, context: Any) -> Any:
-        self.asked.append(request)
-        return self.set_back(self, request, context)
 
     def _new_server(self) -> grpc.Server:
         server = super()._new_server()
