@@ -148,19 +148,6 @@ def test_what_would_come_back_after_its_life_is_a_dead_letter(
     assert committed(kafka, orders) >= 1
 
 
-def test_partition_is_kept_when_asked(send: Send, consume: Callable[..., RetryConsumer]) -> None:
-    for number in range(2):
-        send(b"p%d" % number, key=b"the same", partition=number)
-    with consume(keep_partition=True) as consumer:
-        came = [next_message(consumer) for _ in range(2)]
-        for message in came:
-            message.retry()
-        back = [next_message(consumer) for _ in range(2)]
-        assert {(one.value, one.place.partition) for one in back} == {(b"p0", 0), (b"p1", 1)}
-        for message in back:
-            message.done()
-
-
 def test_a_long_handler_keeps_its_place_in_the_group(
     send: Send, consume: Callable[..., RetryConsumer]
 ) -> None:

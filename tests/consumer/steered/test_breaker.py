@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from delaywheel.consumer import CircuitBreaker, ReceivedMessage
+from delaywheel.consumer import CircuitBreaker
 from delaywheel.consumer.message import DONE, State
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.health import ConsumerTrouble
-from delaywheel.testing import MemoryConsumer, MemoryService
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka
 
@@ -97,28 +96,10 @@ def test_an_impossible_breaker_is_refused(wrong: dict[str, object]) -> None:
         CircuitBreaker(**wrong)  # type: ignore[arg-type]
 
 
-def test_turns_and_the_double_wait_too() -> None:
+def test_turns_wait_too() -> None:
     consumer = failing()
     assert consumer.engine.desk.take_turns(9) == []
     wait_is_over(consumer)
     [trial] = consumer.engine.desk.take_turns(9)
     assert consumer.engine.desk._settle(trial, DONE)
     assert len(consumer.engine.desk.take_turns(9)) == 9
-
-    def handle(message: ReceivedMessage) -> None:
-        raise ConnectionError(repr(message))
-
-    with MemoryService(topics=["orders"]) as service, service.client() as client:
-        double: MemoryConsumer = service.consumer(
-            "orders", group="g", breaker=CircuitBreaker(of=4, wait="10s"), retry=("9h",)
-        )
-        for _ in range(9):
-            client.produce("orders", b"v", delay="0s")
-        double.run(handle)
-        assert double.counts.retried == 4
-        service.advance("10s")
-        double.run(handle)
-        assert double.counts.retried == 5
-        service.advance("10s")
-        double.run(lambda _: None)
-        assert double.counts.done == 4

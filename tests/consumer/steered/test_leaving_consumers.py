@@ -120,6 +120,28 @@ async def test_so_do_cancelled_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
             await running
 
 
+async def test_a_record_whose_task_is_cancelled_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    RunningKafka(monkeypatch).put(b"a")
+    async with AsyncRetryConsumer(
+        "orders", group="g", bootstrap="nowhere", drain="100ms"
+    ) as consumer:
+        message = await consumer.receive(PATIENCE_S)
+        assert message is not None
+
+        async def hang() -> None:
+            async with message:
+                await asyncio.sleep(PATIENCE_S)
+
+        task = asyncio.create_task(hang())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not message.is_settled
+
+
 async def test_so_do_tasks_that_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """One handler ends, so that the next record is taken, in the pass in which another fails."""
     RunningKafka(monkeypatch).put(b"ends", b"fails", b"next")
