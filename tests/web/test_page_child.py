@@ -38,8 +38,8 @@ sys.exit(node.Supervisor(Path(sys.argv[1]), json.loads(sys.argv[2]), page=PAGE_C
 """
 
 
-def settings(**changes: Any) -> dict[str, Any]:
-    config = Config(
+def config(**changes: Any) -> Config:
+    return Config(
         cluster_id="c",
         node_id="n1",
         data_dir=Path("n1"),
@@ -47,7 +47,10 @@ def settings(**changes: Any) -> dict[str, Any]:
         kafka={"bootstrap.servers": "k:9092"},
         **{"web_listen": "127.0.0.1:0", **changes},
     )
-    found: dict[str, Any] = json.loads(config.resolved())
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(config(**changes).resolved())
     return found
 
 
@@ -124,14 +127,6 @@ def test_its_command_line_is_of_the_nodes_settings() -> None:
     ],
 )
 def test_settings_that_do_not_fit(changes: dict[str, Any], said: str | None) -> None:
-    config = Config(
-        cluster_id="c",
-        node_id="n1",
-        data_dir=Path("n1"),
-        members={"n1": "127.0.0.1:7421"},
-        kafka={"bootstrap.servers": "k:9092"},
-        **{"web_listen": "127.0.0.1:0", **changes},
-    )
-    found = [fault.text for fault in faults(config)]
+    found = [fault.text for fault in faults(config(**changes))]
     assert [said in text for text in found if said] == ([True] if said else []), found
     assert bool(found) == bool(said)
