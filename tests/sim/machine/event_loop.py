@@ -221,8 +221,14 @@ class LoopTime:
 
 
 def _running() -> SimLoop:
-    loop = asyncio._get_running_loop()
-    return _OF_THREAD.get() if loop is None else cast("SimLoop", loop)
+    """The loop that runs, or that of the thread; where neither does, a coroutine is collected.
+
+    Of a process that died it may be: closing it passes over the error that ends its `finally`.
+    """
+    loop = asyncio._get_running_loop() or _OF_THREAD.get(None)
+    if loop is None:
+        raise GeneratorExit
+    return cast("SimLoop", loop)
 
 
 def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:

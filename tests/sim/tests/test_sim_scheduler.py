@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from asyncio import sleep
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.machine.clocks import EPOCH_MS, SimClock
+from sim.machine.event_loop import LoopTime
 from sim.machine.scheduler import US_PER_S, Process, Scheduler, Signal, SimulationError, Task
 
 
@@ -164,6 +167,18 @@ def test_closing_frees_stacks_and_lets_nothing_wait_any_more() -> None:
     scheduler.run_until(1)
     scheduler.close()
     assert seen == ["begins"]
+
+
+def test_a_coroutine_that_is_collected_outside_its_loop_is_told_no_time() -> None:
+    async def work() -> None:
+        try:
+            await sleep(0)
+        finally:
+            LoopTime.monotonic()
+
+    left = work()
+    left.send(None)
+    left.close()
 
 
 def _log_every_second(process: Process, scheduler: Scheduler, seen: list[str]) -> None:
