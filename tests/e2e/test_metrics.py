@@ -149,21 +149,6 @@ def test_a_cleaner_that_dies_begins_anew(watched: tuple[Service, Watch], topic: 
         assert again[server] == before[server]
 
 
-def test_a_server_that_dies_comes_back_to_its_port(watched: tuple[Service, Watch]) -> None:
-    service, watch = watched
-    before = watch.scrape()
-    service.kill_and_wait("server_pid")
-
-    def alive() -> dict[str, float] | None:
-        try:
-            return watch.scrape()
-        except urllib.error.URLError:
-            return None
-
-    after = wait_until("it answers", alive)
-    assert after[f"{STARTS}/server"] > before[f"{STARTS}/server"]
-
-
 def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 

@@ -13,14 +13,12 @@ from confluent_kafka import Message, Producer
 from structlog.testing import capture_logs
 
 from delaywheel.transactional import transactional
-from delaywheel_replica.cleaner.delivery import bisection, troubles
-from delaywheel_replica.cleaner.delivery import dead_letters as deadletters
+from delaywheel_replica.cleaner.delivery import bisection
 from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World, sent
 from support.due.wheels import Sent, Wheels
-from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import (
     CommittedReader,
     create_topic,
@@ -133,18 +131,6 @@ def test_sizes_are_judged_to_the_byte(
     assert world.status.counters.get("failed_transactions", 0) == 0
 
 
-def test_many_small_messages_for_a_topic_with_small_batches(
-    kafka: KafkaBroker, world: World, cluster_id: str
-) -> None:
-    small = f"small-{cluster_id}"
-    create_topic(kafka.address, small, config={"max.message.bytes": "5000"})
-    rows = [sent(small, 700, b"%03d" % n * 100) for n in range(200)]
-    world.server.write(rows)
-    wait_done(world, rows)
-    assert len(read_all(kafka.address, small, at_least=200)) == 200
-    assert "dead_lettered" not in world.status.counters
-
-
 def test_keys_and_timestamps_that_a_topic_refuses(
     kafka: KafkaBroker, world: World, cluster_id: str
 ) -> None:
@@ -225,45 +211,6 @@ def test_a_topic_deleted_while_messages_are_pending(
     world.server.write(again)
     wait_done(world, again)
     assert [m.value() for m in read_all(kafka.address, doomed, at_least=1)] == [b"again"]
-
-
-def test_an_unavailable_topic_holds_up_the_others_once(
-    kafka: KafkaBroker,
-    cluster_id: str,
-    wheels: Wheels,
-    good: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    patience_s = 10
-    monkeypatch.setattr(deadletters, "PATIENCE_S", float(patience_s))
-    monkeypatch.setattr(troubles, "PATIENCE_S", float(patience_s))
-    monkeypatch.setattr(troubles, "LAST_PROBE_S", 1.0)
-    stuck = f"stuck-{cluster_id}"
-    create_topic(kafka.address, stuck)
-    with (
-        KafkaProxy(kafka) as proxy,
-        World(kafka.proxy_address, wheels.data, cluster_id, wheels, patience_seconds=0) as world,
-    ):
-        world.wait_leading()
-        release = proxy.swallow_produces(stuck)
-        first = [sent(stuck, 300, b"1"), sent(good, 300, b"1")]
-        world.server.write(first)
-        wait_done(world, first)
-        reported = world.wait_for("reported", lambda s: bool(s.unavailable))
-        assert [each.topic for each in reported.unavailable] == [stuck]
-        assert reasons(dead_letters(kafka, cluster_id, 1)) == [b"TOPIC_UNAVAILABLE"]
-        with capture_logs() as logs:
-            second = [sent(stuck, 300, b"2"), sent(good, 300, b"2")]
-            world.server.write(second)
-            wait_done(world, second, timeout_s=patience_s - 2)  # no message waits for it any more
-            release()
-            world.wait_for("it is back", lambda s: not s.unavailable)
-            third = [sent(stuck, 300, b"3"), sent(good, 300, b"3")]
-            world.server.write(third)
-            wait_done(world, third)
-        assert not failures(logs), "the leader tried it once more"
-    assert [m.value() for m in read_all(kafka.address, good, at_least=3)] == [b"1", b"2", b"3"]
-    assert [m.value() for m in read_all(kafka.address, stuck, at_least=1)] == [b"3"]
 
 
 def test_the_partition_of_a_key_is_the_clients(kafka: KafkaBroker, cluster_id: str) -> None:

@@ -96,6 +96,15 @@ def test_an_unsuited_topic_of_our_own_is_refused_by_name(
 
 
 @pytest.mark.kafka
+def test_a_control_topic_that_is_gone_is_not_made_again_beside_messages(
+    kafka: KafkaBroker, settings: KafkaSettings, admin: AdminClient
+) -> None:
+    with pytest.raises(LeadingRefused, match=f"{settings.names.control} is missing"):
+        ensure_topics(admin, settings, replicas=1, has_wheels=True)
+    assert not topic_exists(kafka.address, settings.names.control)
+
+
+@pytest.mark.kafka
 def test_what_is_wrong_with_the_halves_topic_is_told_and_keeps_no_node_from_leading(
     kafka: KafkaBroker, settings: KafkaSettings, admin: AdminClient
 ) -> None:

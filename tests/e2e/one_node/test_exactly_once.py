@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from delaywheel import Message
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import PROCESSES
 from support.kafka.read_committed import CommittedReader, read_all
@@ -50,37 +46,3 @@ def test_killed_under_load(
     arrived = read_all(kafka.address, of_records)
     assert not faults_of(arrived, records.sent), "nothing comes twice later on"
     assert len({passed_on(message) for message in arrived}) > 1
-
-
-def test_the_same_id_with_another_due_is_another_message(
-    service: Service, kafka: KafkaBroker, topic: str
-) -> None:
-    own_id = uuid.uuid4().bytes
-    now = datetime.now(UTC)
-    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
-        for delay_ms in (600, 700):
-            client.produce(
-                topic,
-                b"%d" % delay_ms,
-                deliver_at=now + timedelta(milliseconds=delay_ms),
-                id=own_id,
-            )
-        assert [m.value() for m in reader.wait_for(2)] == [b"600", b"700"]
-
-
-def test_an_unanswered_call_is_there_once_or_not_at_all(
-    service: Service, kafka: KafkaBroker, topic: str
-) -> None:
-    """Killed between write and ack: the caller does not know, retries with the same id and due."""
-    message = Message(topic, b"v", delay=timedelta(seconds=5))
-    with service.client(timeout=30.0) as client:
-        caller = threading.Thread(target=client.produce_many, args=([message],))
-        caller.start()
-        service.kill_and_wait()
-        caller.join()
-        (again,) = client.produce_many([message])
-        assert again.error is None
-    with CommittedReader(kafka.address, topic) as reader:
-        reader.wait_for(1, timeout_s=60)
-        service.wait_done(time.time() * 1000)
-    assert len(read_all(kafka.address, topic, at_least=1)) == 1

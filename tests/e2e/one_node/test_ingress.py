@@ -6,10 +6,9 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import ingress
@@ -95,32 +94,6 @@ def test_key_value_and_headers_come_as_they_were_sent(
 OURS = {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"}
 
 
-def test_null_values_and_keyless_records(sender: Sender, kafka: KafkaBroker, topic: str) -> None:
-    sender.put(None, [(ingress.TOPIC, topic.encode()), SOON], key=b"tombstone")
-    sender.put(b"", [(ingress.TOPIC, topic.encode()), SOON])
-    sender.flush()
-    with CommittedReader(kafka.address, topic) as reader:
-        found = {(m.key(), m.value()) for m in reader.wait_for(2)}
-    assert found == {(b"tombstone", None), (None, b"")}
-
-
-def test_an_id_of_its_own_comes_once(sender: Sender, kafka: KafkaBroker, topic: str) -> None:
-    due_ms, id_ = now_ms() + 3_000, uuid.uuid4()
-    at = (ingress.DELIVER_AT, b"%d" % due_ms)
-    for form in (id_.bytes, str(id_).encode(), id_.hex.encode()):
-        sender.send(topic, b"once", at, more={ingress.ID: form})
-    sender.send(topic, b"another", at)
-    sender.flush()
-    with CommittedReader(kafka.address, topic) as reader:
-        reader.wait_for(2)
-        sender.send(topic, b"behind", SOON)
-        sender.flush()
-        values = [m.value() for m in reader.wait_for(3)]
-        ids = {dict(headers_of(m))["dw-id"] for m in reader.messages if m.value() == b"once"}
-    assert sorted(v or b"" for v in values) == [b"another", b"behind", b"once"]
-    assert ids == {id_.hex.encode()}
-
-
 def test_a_cancel_withdraws_what_waits(
     sender: Sender, service: Service, kafka: KafkaBroker, topic: str
 ) -> None:
@@ -189,21 +162,6 @@ def test_a_half_is_delivered_when_it_was_committed_and_asked_about_otherwise(
     }
 
 
-def test_a_cancel_over_grpc_finds_it(sender: Sender, service: Service, topic: str) -> None:
-    due_ms, id_ = now_ms() + 600_000, uuid.uuid4()  # each question starts a program
-    due = (ingress.DELIVER_AT, b"%d" % due_ms)
-    sender.send(topic, b"withdrawn", due, more={ingress.ID: id_.bytes})
-    sender.flush()
-
-    at = datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    named = ["--topic", topic, "--id", id_.hex, "--due", at]
-    wait_until(
-        "a node knows it",
-        lambda: service.run_cli("get", *named, check=False).returncode == 0,
-    )
-    assert "cancelled" in service.answer_of("cancel", *named).stdout.lower()
-
-
 UNFIT: dict[str, list[tuple[str, bytes | None]]] = {
     "TOPIC_INVALID": [SOON],
     "DUE_MISSING": [(ingress.TOPIC, b"t")],
@@ -266,29 +224,6 @@ def value_at(kafka: KafkaBroker, place: TopicPartition) -> bytes | None:
         return message.value()
     finally:
         consumer.close()
-
-
-def test_only_what_is_committed_is_taken(sender: Sender, kafka: KafkaBroker, topic: str) -> None:
-    producer = Producer(
-        {"bootstrap.servers": kafka.address, "transactional.id": f"t-{uuid.uuid4()}"}
-    )
-    producer.init_transactions(PATIENCE_S)
-    headers: list[tuple[str, bytes | None]] = [(ingress.TOPIC, topic.encode()), SOON]
-    for value in (b"aborted", b"committed", b"aborted too", b"committed too"):
-        producer.begin_transaction()
-        producer.produce(sender.topic, value, headers=list(headers), partition=0)
-        producer.flush(PATIENCE_S)
-        if value.startswith(b"aborted"):
-            producer.abort_transaction(PATIENCE_S)
-        else:
-            producer.commit_transaction(PATIENCE_S)
-    with CommittedReader(kafka.address, topic) as reader:
-        reader.wait_for(2)
-        sender.send(topic, b"behind", SOON)
-        sender.flush()
-        reader.wait_for(3)
-        values = sorted(m.value() or b"" for m in reader.read_to_end())
-    assert values == [b"behind", b"committed", b"committed too"]
 
 
 def test_how_far_it_is_shows_where_people_look(

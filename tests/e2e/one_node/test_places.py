@@ -13,9 +13,8 @@ from delaywheel.consumer import RetryConsumer
 from delaywheel.testing.tracing import MemoryTrace
 from delaywheel.trace.options import TraceOptions
 from delaywheel.trace.reports import EventReports
-from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import CommittedReader, delete_topic
+from support.kafka.read_committed import CommittedReader
 from support.services.service import Service
 from support.services.waiting import wait_until
 
@@ -67,21 +66,6 @@ def test_a_record_is_proof_where_nobody_remembers(service: Service, topic: str) 
         stored = client.get(pending, find_place=True)
         assert stored is not None
         assert (stored.place, stored.state) == (None, MessageState.PENDING)
-
-
-def test_a_dead_letter_is_found_with_its_reason(
-    service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
-) -> None:
-    topic = new_topic()
-    with service.client() as client:
-        handle = client.produce(topic, b"nowhere", delay=timedelta(hours=1))
-        delete_topic(kafka.address, topic)
-        moved = client.reschedule(handle, to=datetime.now(UTC))
-    assert moved.handle is not None
-    stored = found(service, moved.handle)
-    assert stored.place is not None
-    assert stored.place.topic == KafkaNames(service.cluster_id).dead
-    assert (stored.state, stored.dead_reason) == (MessageState.DEAD_LETTERED, "TOPIC_MISSING")
 
 
 def test_a_retry_that_waits_is_found_by_the_id_that_its_consumer_gave_it(

@@ -21,7 +21,6 @@ from uuid import uuid4
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.status_file import RowReader, RowWriter
-from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.core.protocol import status_files
@@ -29,8 +28,7 @@ from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.link import HandoverBegins, Link, LinkMessage, StopRequested, Topics, Wake
-from support.cleaner.handed_over import HandedOver
+from delaywheel_replica.link import Link, StopRequested, Wake
 from support.due.wheels import Sent, Wheels, Written
 
 NODE = "n1"
@@ -55,7 +53,6 @@ class PretendedServer:
 
     def __init__(self, data: Path, link: Link, wheels: Wheels) -> None:
         self.draining = False
-        self.topics: dict[str, Topics] = {}
         self._link = link
         self._wheels = wheels
         self._boot = read_boot_id(data)
@@ -63,8 +60,6 @@ class PretendedServer:
         self._cleaner = RowReader(data / "cleaner.row", partial(from_json, CleanerStatus))
         self._open: WheelId | None = None
         self._spare: WheelId | None = None
-        # After a restart: the wheels of earlier lives.
-        self._old = sorted(wheels.last_seqs())
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -82,19 +77,11 @@ class PretendedServer:
 
     def write(self, rows: Sequence[Sent]) -> list[Written]:
         """Accepts one group of messages."""
-        return self._append(rows, self._wheels.write)
-
-    def cancel(self, rows: Sequence[Sent]) -> list[Written]:
-        """Accepts one group of cancels."""
-        return self._append(rows, self._wheels.cancel)
-
-    def reopen(self) -> None:
-        """Does what a restart does: opens the spare, leaves the open wheel."""
         with self._lock:
-            assert self._open is not None
-            self._old.append(self._open)
-            self._open, self._spare = self._spare, None
+            assert self._open is not None, "no wheel is open"
+            written = self._wheels.write(self._open, rows, now_ms=now_ms())
         self._report()
+        return written
 
     def end(self) -> None:
         """Says nothing any more."""
@@ -102,29 +89,13 @@ class PretendedServer:
         self._thread.join()
         self._link.close()
 
-    def _append(self, rows: Sequence[Sent], append: Callable[..., list[Written]]) -> list[Written]:
-        with self._lock:
-            assert self._open is not None, "no wheel is open"
-            written = append(self._open, rows, now_ms=now_ms())
-        self._report()
-        return written
-
     def _run(self) -> None:
         while not self._ended.wait(BEAT_S):
             self._take_wheels()
             self._report()
             with contextlib.suppress(EOFError):
-                for message in self._link.receive():
-                    self._take(message)
-
-    def _take(self, message: LinkMessage) -> None:
-        if isinstance(message, Topics):
-            self.topics |= dict.fromkeys([*message.topics, *message.absent], message)
-        if isinstance(message, HandoverBegins):
-            HandedOver(message, self._hand)
-
-    def _hand(self, rows: Sequence[Sent], kind: Kind) -> None:
-        self.write(rows) if kind is Kind.MESSAGES else self.cancel(rows)
+                for _ in self._link.receive():
+                    """What the cleaner tells its server is nothing to these tests."""
 
     def _answers(self, seqs: Mapping[WheelId, int]) -> tuple[Promise, ...]:
         status = self.status()
@@ -153,7 +124,7 @@ class PretendedServer:
                     self._spare = wheel
 
     def _last_number(self) -> int:
-        own = [*self._old, self._open, self._spare]
+        own = (self._open, self._spare)
         return max((wheel.number for wheel in own if wheel is not None), default=0)
 
     def _report(self) -> None:
@@ -163,7 +134,6 @@ class PretendedServer:
             for frame in self._wheels.frames:
                 top_slots[frame.wheel] = max(frame.slot, top_slots.get(frame.wheel, -1))
             seal_slot = now_ms() // 1000 - 5
-            own = [*self._old, self._open, self._spare]
             heartbeat = Heartbeat(
                 node=NODE,
                 storage=STORAGE,
@@ -184,7 +154,7 @@ class PretendedServer:
                         ledger_seq=seqs.get(wheel, 0),
                         top_slot=top_slots.get(wheel, -1),
                     )
-                    for wheel in own
+                    for wheel in (self._open, self._spare)
                     if wheel is not None
                 },
             )
@@ -250,13 +220,6 @@ class World:
             "leading",
             lambda s: s.role is Role.LEADING and len(s.wheels) > 1 and self.server.has_wheels,
             timeout_s=timeout_s,
-        )
-
-    def wait_leading_anew(self, epoch: int | None) -> CleanerStatus:
-        """Returns when it leads by a later election than that of this epoch."""
-        assert epoch is not None
-        return self.wait_for(
-            "leads anew", lambda s: s.role is Role.LEADING and (s.epoch or 0) > epoch
         )
 
     def wait_for(
