@@ -3,13 +3,11 @@
 import errno
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.record_headers import HALF_GROUP
-from delaywheel.storage.files import index
 from delaywheel.storage.folder.disk import PosixFile
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.due import loading, tail, window
@@ -21,7 +19,6 @@ from support.due.leader import EMPTY, START_MS, Leader, message, numbers, until
 from support.due.oracle import as_message, verdicts
 from support.due.wheels import Wheels
 from support.due.whenever import Whenever
-from support.process.descriptors import open_files
 
 A1, A2, B1, C1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1), WheelId("c", 1)
 
@@ -56,95 +53,6 @@ def test_thousands_in_one_millisecond_are_split_and_new_leaders_go_on(wheels: Wh
             progress = leader.progress
     assert leaders > 3
     assert sorted(numbers(taken)) == [*range(100), *range(120, 6000), 9001, 9002]
-
-
-@pytest.mark.parametrize("kind", [Kind.COMMITS, Kind.RELEASES])
-def test_rows_for_halves_leave_other_messages_alone(wheels: Wheels, kind: Kind) -> None:
-    """Before their due, at it, and when they come late."""
-    rows = [message(START_MS + 500, number) for number in range(3)]
-    wheels.write(A1, rows)
-    wheels.cancel(B1, rows, kind=kind)
-    with Leader(wheels) as leader:
-        assert not leader.look(START_MS + 499)
-        leader.commit(leader.look(START_MS + 500))
-        wheels.cancel(A1, rows, kind=kind)
-        wheels.write(A1, [message(START_MS + 400, 7)])
-        leader.commit(leader.look(START_MS + 600))
-        assert numbers(leader.messages) == [0, 1, 2, 7]
-
-
-@pytest.mark.parametrize("repaired", [True, False])
-def test_a_frame_goes_bad_while_its_millisecond_is_split(wheels: Wheels, *, repaired: bool) -> None:
-    due_ms = START_MS + 500
-    for begin in range(0, 500, 100):
-        wheels.write(A1, [message(due_ms, number) for number in range(begin, begin + 100)])
-    with Leader(wheels) as leader:
-        leader.commit(leader.look(due_ms, cap_messages=150))
-        assert leader.progress.position is not None
-    bad = [wheels.frames[1], wheels.frames[3]]  # half of the first is done
-    for frame in bad:
-        wheels.damage(frame)
-    with Leader(wheels, leader.progress) as following:
-        following.forward(due_ms, cap_messages=70)
-        assert following.progress == leader.progress
-        assert following.reader.unreadable == {(A1, 2), (A1, 4)}
-        if repaired:
-            for frame in bad:
-                wheels.repair(frame)
-        else:
-            following.lose()
-        following.forward(due_ms + 200, cap_messages=70)
-        assert following.reader.unreadable == set()
-    assert numbers(leader.messages) == list(range(150))
-    rest = [*range(150, 500)] if repaired else [*range(200, 300), *range(400, 500)]
-    assert numbers(following.messages) == rest
-
-
-def test_the_same_id_and_due_for_another_topic_is_another_message(wheels: Wheels) -> None:
-    """Whoever learned both could hide a message: the first by its wheel's name was delivered."""
-    mine = message(START_MS + 500, 1)
-    others = replace(mine, topic="others", value=b"forged")
-    kept, gone = message(START_MS + 500, 2), message(START_MS + 500, 3)
-    wheels.write(B1, [mine, kept, gone])
-    wheels.write(A1, [others, replace(gone, topic="others")])
-    wheels.cancel(A1, [replace(kept, topic="others"), gone])
-    with Leader(wheels) as leader:
-        step = leader.look(START_MS + 500)
-        forwarded = {(each.topic, each.id) for each in step.messages}
-        assert forwarded == {
-            (each.topic, each.id) for each in (mine, others, kept, replace(gone, topic="others"))
-        }
-        assert [(each.outcome, each.topic) for each in step.dropped] == [
-            (MessageOutcome.CANCELLED, gone.topic)
-        ]
-
-
-def test_v_rests_while_a_millisecond_is_split(wheels: Wheels) -> None:
-    due_ms = START_MS + 500
-    wheels.write(A1, [message(due_ms, number) for number in range(30)])
-    with Leader(wheels) as leader:
-        leader.commit(leader.look(due_ms, cap_messages=10))
-        wheels.write(A1, [message(due_ms, 99), message(due_ms, 5)])
-        wheels.cancel(A1, [message(due_ms, 25)])  # too late to count for this millisecond
-        while leader.progress.position is not None:
-            assert leader.progress.seqs == {A1: 1}
-            leader.commit(leader.look(due_ms, cap_messages=10))
-        assert numbers(leader.messages) == list(range(30))
-        leader.forward(due_ms)
-        assert numbers(leader.messages[30:]) == [99]
-        assert numbers(leader.dropped) == [5]
-
-
-def test_a_copy_in_a_frame_beyond_the_step_is_not_looked_at(wheels: Wheels) -> None:
-    wheels.write(A1, [message(START_MS, 1)])
-    wheels.write(A1, [message(START_MS, number) for number in (5, 6, 7)])  # too large for now
-    wheels.write(B1, [message(START_MS, 5)])
-    with Leader(wheels) as leader:
-        leader.commit(leader.look(START_MS, cap_messages=3))
-        assert leader.progress.seqs == {A1: 1, B1: 1}
-        assert numbers(leader.messages) == [1, 5]
-        leader.forward(START_MS, cap_messages=3)
-        assert numbers(leader.messages) == [1, 5, 6, 7]
 
 
 NOTHING = Bound(0, 0, 0)
@@ -189,26 +97,6 @@ def whenever(monkeypatch: pytest.MonkeyPatch) -> Whenever:
     monkeypatch.setattr(loading, "ThreadPoolExecutor", lambda *_: executor)
     monkeypatch.setattr(selection, "_WAIT_FOR_LOADING_S", 0)
     return executor
-
-
-def test_what_comes_while_its_second_is_loaded(wheels: Wheels, whenever: Whenever) -> None:
-    due_ms = START_MS + 1100
-    wheels.write(A2, [message(due_ms, 1), message(due_ms, 2)])
-    with Leader(wheels, preload_thread=True) as leader:
-        leader.commit(leader.look(START_MS))
-        assert not whenever.is_idle()
-        wheels.write(B1, [message(due_ms, 3), message(due_ms, 2)])
-        leader.commit(leader.look(START_MS))
-        wheels.write(A1, [message(due_ms, 4), message(due_ms, 1)])
-        wheels.cancel(B1, [message(due_ms, 3)])
-        leader.commit(leader.look(due_ms))
-        assert leader.progress.due_ms == START_MS + 999
-        assert leader.reader.next_due_ms() is None
-        whenever.run()
-        assert leader.reader.next_due_ms() == due_ms
-        leader.forward(due_ms)
-        assert numbers(leader.messages) == [4, 1, 2]
-        assert numbers(leader.dropped) == [1, 3, 2]
 
 
 SHOPS = ((HALF_GROUP, b"shop"),)
@@ -377,20 +265,6 @@ def test_no_release_holds_up_what_is_due_though_much_is_due_within_holds(
         assert sorted(numbers(leader.messages)) == [*range(1, 10)]
 
 
-def test_every_step_is_empty_until_the_limits_cover_v(wheels: Wheels) -> None:
-    wheels.write(A1, [message(START_MS + 1, 1)])
-    wheels.write(A1, [message(START_MS + 2, 2)])
-    wheels.write(B1, [message(START_MS + 1, 3)])
-    with Leader(wheels, replace(EMPTY, seqs={A1: 2})) as leader:
-        for limits in ({}, {B1: 1}, {A1: 1, B1: 1}):
-            leader.reader.update(limits)
-            step = leader.reader.next_step(START_MS + 5, 100, 100)
-            assert not step
-            assert step.after == leader.progress
-        leader.forward(START_MS + 5)
-        assert sorted(numbers(leader.messages)) == [1, 2, 3]
-
-
 def test_a_lack_of_descriptors_is_no_lost_frame(
     wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,26 +284,6 @@ def test_a_lack_of_descriptors_is_no_lost_frame(
         leader.reader.start(leader.progress)
         leader.forward(START_MS + 5)
         assert numbers(leader.messages) == [1]
-
-
-def test_wheels_cost_no_descriptor_each(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "OPEN_INDEXES", 2)
-    for number in range(1, 21):
-        wheels.write(WheelId("a", number), [message(START_MS + 1, number)])
-    wheels.close()
-    with Leader(wheels) as leader:
-        leader.forward(START_MS + 5)
-        assert sorted(numbers(leader.messages)) == list(range(1, 21))
-        assert open_files(wheels.data) <= 4
-
-
-def test_a_clock_behind_w_moves_nothing(wheels: Wheels) -> None:
-    wheels.write(A1, [message(START_MS - 1000, 1), message(START_MS + 1, 2)])
-    with Leader(wheels) as leader:
-        step = leader.look(START_MS - 1)
-        assert not step
-        assert step.after == step.before == EMPTY
-        assert numbers(list(leader.look(START_MS).messages)) == [1]
 
 
 def test_only_the_last_step_can_be_done(wheels: Wheels) -> None:
@@ -533,27 +387,6 @@ def test_late_messages_beyond_the_bound_wait_in_their_files(
         assert len(leader.look(START_MS + 5).messages) in {18, 20}
         leader.forward(START_MS + 5, cap_messages=7)
         assert sorted(numbers(leader.messages)) == list(range(200))
-
-
-@pytest.mark.parametrize("preload_thread", [False, True])
-def test_seconds_with_many_frames_of_all_sizes(wheels: Wheels, *, preload_thread: bool) -> None:
-    random = Random(3)
-    end_ms = START_MS + 6000
-    rows = [
-        message(START_MS + random.randrange(5000), number, value=random.randbytes(number % 50))
-        for number in range(8000)
-    ]
-    begin = 0
-    while begin < len(rows):
-        size = random.choice([1, 3, 40, 700])
-        wheels.write(random.choice([A1, B1]), rows[begin : begin + size])
-        begin += size
-    with Leader(wheels, preload_thread=preload_thread) as leader:
-        until(lambda: leader.forward(end_ms) > 0 and leader.progress.due_ms == end_ms)
-        sent = sorted(rows, key=lambda row: (row.due_ms, row.id))
-        got = sorted(leader.messages, key=lambda due: (due.due_ms, due.id))
-        assert [(m.due_ms, m.id, m.value) for m in got] == [(m.due_ms, m.id, m.value) for m in sent]
-        assert [m.due_ms for m in leader.messages] == [m.due_ms for m in sent]
 
 
 def test_the_next_due_is_reported_for_the_timer(wheels: Wheels) -> None:

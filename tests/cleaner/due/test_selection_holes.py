@@ -142,18 +142,6 @@ def test_a_frame_that_was_admitted_is_read_or_waited_for(
             assert_is_waited_for(wheels, leader, good_row, content)
 
 
-def test_what_is_lost_is_waited_for_no_more(wheels: Wheels) -> None:
-    write_frames(wheels)
-    write_row(wheels, HOLE_ROW)
-    slot_of(wheels).unlink()
-    with Leader(wheels, replace(EMPTY, seqs={A1: 3, B1: 1})) as leader:
-        leader.forward(START_MS + 9_500)
-        leader.lose()
-        leader.forward(START_MS + 9_700)
-        assert numbers(leader.messages) == [1, 3, 4]
-        assert leader.reader.unreadable == set()
-
-
 def test_a_row_that_turns_out_to_be_of_a_finished_second_is_waited_for_no_more(
     wheels: Wheels,
 ) -> None:

@@ -5,8 +5,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from delaywheel.identity import WheelId
 from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.folder import layout
@@ -15,7 +13,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel_replica.cleaner.due.given_up import LostFrames
 from delaywheel_replica.core.protocol.frames import FrameSet
-from support.due.leader import EMPTY, SECOND, START_MS, Leader, message, numbers, until
+from support.due.leader import EMPTY, SECOND, START_MS, Leader, message, numbers
 from support.due.wheels import Wheels
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
@@ -62,62 +60,6 @@ def test_v_rests_in_front_of_a_hole_until_it_is_lost(wheels: Wheels) -> None:
         assert numbers(leader.messages) == [1, 4, 3]
 
 
-def test_a_wheel_rests_in_front_of_a_bad_frame_and_no_other_does(wheels: Wheels) -> None:
-    with Leader(wheels) as leader:
-        leader.forward(START_MS + 1000)
-        for number in range(4):
-            wheels.write(A1, [message(START_MS + 1500, number)])
-        wheels.write(B1, [message(START_MS + 1500, 9)])
-        wheels.damage(wheels.frames[1])
-        wheels.damage(wheels.frames[3])
-        leader.forward(START_MS + 2000)
-        assert numbers(leader.messages) == [0, 9]
-        assert leader.progress.seqs == {A1: 1, B1: 1}
-        assert leader.reader.unreadable == {(A1, 2), (A1, 4)}
-        assert look_at_lost(leader, A1, 2) == LostFrames(
-            A1, 2, 2, "MAGIC", SECOND + 1, SECOND + 1, 1
-        )
-        wheels.repair(wheels.frames[1])
-        assert look_at_lost(leader, A1, 2) is None
-        leader.forward(START_MS + 2000)  # not looked again yet
-        assert leader.progress.seqs[A1] == 1
-        leader.forward(START_MS + 2100)
-        assert leader.progress.seqs[A1] == 3
-        assert leader.reader.unreadable == {(A1, 4)}
-        leader.lose()
-        leader.forward(START_MS + 2100)
-        assert leader.progress.seqs[A1] == 4
-        assert numbers(leader.messages) == [0, 9, 1, 2]
-
-
-@pytest.mark.parametrize("preload_thread", [False, True])
-def test_w_rests_in_front_of_a_second_with_a_bad_frame(
-    wheels: Wheels, *, preload_thread: bool
-) -> None:
-    wheels.write(A1, [message(START_MS + 5100, 1)])
-    wheels.write(B1, [message(START_MS + 5200, 2), message(START_MS + 6000, 3)])
-    with Leader(wheels, preload_thread=preload_thread) as leader:
-        leader.forward(START_MS + 1000)
-        assert leader.progress.seqs == {A1: 1, B1: 2}
-        wheels.damage(wheels.frames[0])
-        until(lambda: leader.forward(START_MS + 5900) > 0 and bool(leader.reader.unreadable))
-        assert leader.reader.unreadable == {(A1, 1)}
-        assert leader.progress.due_ms == START_MS + 4999
-        assert leader.reader.next_due_ms() is None
-        # What comes for it meanwhile is taken with it, once it is read.
-        wheels.write(A1, [message(START_MS + 5300, 4)])
-        wheels.write(B1, [message(START_MS + 5300, 4)])
-        leader.forward(START_MS + 7000)
-        assert leader.progress.due_ms == START_MS + 4999
-        wheels.repair(wheels.frames[0])
-        until(
-            lambda: leader.forward(START_MS + 7100) > 0 and leader.progress.due_ms > START_MS + 7000
-        )
-        assert numbers(leader.messages) == [1, 2, 4, 3]
-        assert numbers(leader.dropped) == [4]
-        assert leader.reader.unreadable == set()
-
-
 def test_a_repaired_hole_of_a_second_that_waits_is_read_by_its_new_row(wheels: Wheels) -> None:
     """Another leader took the frame; here its row was lost and returns."""
     wheels.write(A1, [message(START_MS + 100, 1)])
@@ -133,25 +75,6 @@ def test_a_repaired_hole_of_a_second_that_waits_is_read_by_its_new_row(wheels: W
         wheels.repair(wheels.frames[0])
         leader.forward(START_MS + 1000)
         assert numbers(leader.messages) == [1, 2]
-
-
-def test_a_retry_waits_for_the_bad_frame_that_it_may_repeat(wheels: Wheels) -> None:
-    first = message(START_MS + 100, 1)
-    wheels.write(A1, [first])
-    with Leader(wheels) as leader:
-        leader.forward(START_MS + 5000)
-    wheels.damage(wheels.frames[0])
-    wheels.write(B1, [first])
-    wheels.write(A1, [message(START_MS + 5500, 2)])
-    with Leader(wheels, leader.progress) as following:
-        following.forward(START_MS + 6000)
-        assert following.progress.seqs == {A1: 2}
-        assert numbers(following.messages) == [2]
-        assert following.reader.unreadable == {(A1, 1)}
-        wheels.repair(wheels.frames[0])
-        following.forward(START_MS + 7000)
-        assert following.progress.seqs == {A1: 2, B1: 1}
-        assert numbers(following.dropped) == [1]
 
 
 def test_a_second_below_the_floor_is_waited_for_no_more(wheels: Wheels) -> None:
