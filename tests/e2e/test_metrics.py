@@ -1,15 +1,13 @@
 """A whole node's metrics over HTTP while messages pass through it, and processes die; and a load.
 
 One node for all tests: the first finds nothing counted, each other one counts from what it finds.
-The last have a backlog of a week, and very many messages of one second, which come out once: at
-night 210,000, which is more than the cleaner reads ahead (tests/cleaner/due/test_selection.py has
-such bounds by day); in a push 40,000, half of them in a millisecond: more than one transaction
-holds.
+The last has very many messages of one second, which come out once: at night 210,000, which is more
+than the cleaner reads ahead (tests/cleaner/due/test_selection.py has such bounds by day); in a push
+40,000, half of them in a millisecond: more than one transaction holds.
 """
 
 from __future__ import annotations
 
-import random
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel import CancelOutcome, Message
 from local.loopback.kafka import KafkaBroker, free_ports
-from support.kafka.read_committed import CommittedReader, create_topic
+from support.kafka.read_committed import create_topic
 from support.process.night import NIGHT
 from support.services.service import Service
 from support.services.waiting import wait_until
@@ -80,9 +78,7 @@ def started(
     folder, name = tmp_path_factory.mktemp("metrics") / "cluster", f"t{uuid.uuid4().hex[:12]}"
     config = {
         "metrics_listen": address,
-        # Messages are accepted for a week ahead, and however long after their due they come.
-        "span_seconds": "604800",
-        "open_files": "128",
+        # Messages are accepted however long after their due they come.
         "late_window_seconds": "600",
     }
     with Service(kafka.address, folder, name, config=config) as running:
@@ -151,27 +147,6 @@ def test_a_cleaner_that_dies_begins_anew(watched: tuple[Service, Watch], topic: 
 
 def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-@pytest.mark.slow
-def test_a_week_of_slots_with_few_open_files(
-    watched: tuple[Service, Watch], kafka: KafkaBroker, topic: str
-) -> None:
-    """A backlog is files, not memory."""
-    service, _ = watched
-    spread = random.Random(3)
-    now = datetime.now(UTC)
-    batch = [
-        Message(topic, b"v", deliver_at=now + timedelta(seconds=spread.randint(600, 600_000)))
-        for _ in range(1_000)
-    ]
-    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
-        assert not [r.error for r in client.produce_many(batch) if r.error]
-        node = service.node()
-        assert open_files(node["server_pid"]) < 128 + 100
-        assert open_files(node["cleaner_pid"]) < 128 + 100
-        client.produce(topic, b"soon", delay=timedelta(milliseconds=300))
-        assert [m.value() for m in reader.wait_for(1)] == [b"soon"]
 
 
 def count_committed(bootstrap: str, topic: str, wanted: int, timeout_s: float) -> list[bytes]:

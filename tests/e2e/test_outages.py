@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -12,60 +11,15 @@ import pytest
 from delaywheel import Message
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_file import load_node_state
-from delaywheel.transactional import LEADER_TIMEOUT_MS
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import described
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import CommittedReader, create_topic, read_all
-from support.process.night import at_night
 from support.services.service import Service
 from support.services.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-
-
-@at_night  # a minute of waiting; a drill cuts leaders off for as long (without_kafka)
-def test_kafka_away_for_longer_than_a_transaction_lasts(
-    kafka: KafkaBroker, tmp_path: Path, cluster_id: str
-) -> None:
-    topic = f"orders-{cluster_id}"
-    create_topic(kafka.address, topic)
-    service = Service(kafka.proxy_address, tmp_path / "cluster", cluster_id)
-    with ExitStack() as stack:
-        stack.callback(service.stop)
-        with KafkaProxy(kafka):
-            service.start()
-            client = stack.enter_context(service.client(timeout=10.0))
-            sent: list[bytes] = []
-
-            def send() -> None:
-                batch = [
-                    Message(topic, b"%d" % (len(sent) + n), delay=timedelta(seconds=n % 8))
-                    for n in range(10)
-                ]
-                assert not [r.error for r in client.produce_many(batch) if r.error]
-                sent.extend(m.value for m in batch if m.value is not None)
-
-            send()
-
-        def is_seen_as_late() -> bool:
-            send()  # acceptance does not need Kafka
-            return service.status().lateness_ms > LEADER_TIMEOUT_MS
-
-        wait_until("who watches sees it", is_seen_as_late, every_s=0.5)
-        wait_until("it leads no more, and says why", partial(_stands_back, service))
-        with KafkaProxy(kafka), CommittedReader(kafka.address, topic) as reader:
-            send()
-            reader.wait_for(len(sent), timeout_s=90)
-            assert sorted(m.value() or b"" for m in reader.read_to_end()) == sorted(sent)
-
-
-def _stands_back(service: Service) -> bool:
-    seen = described(service.address, details=True)
-    return seen is not None and all(
-        member.report.kafka_error and member.report.role != "leading" for member in seen.members
-    )
 
 
 def test_kafka_away_at_start_with_a_spare(

@@ -1,4 +1,4 @@
-"""A node whose disk does not return, or does not delete, single files says so, and goes on."""
+"""A node whose disk does not return a file says so, and goes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from support.services.waiting import wait_until
 pytestmark = pytest.mark.kafka
 
 DELAY = timedelta(seconds=6)
-LONG_AGO_S = 600
 LACKS = "lacks 1 frame that it should have"
 UNREADABLE = Path("/proc/self/mem")
 """Opens, and fails with EIO when its first bytes are read, whoever reads it."""
@@ -41,23 +40,6 @@ def test_a_slot_file_that_cannot_be_read_is_reported_and_waited_for(
         beside.rename(path)
         reader.wait_for(1)
         assert [message.value() for message in reader.read_to_end()] == [b"whole"]
-
-
-def test_a_slot_file_that_cannot_be_deleted_keeps_no_other(service: Service, topic: str) -> None:
-    with service.client() as client:
-        handle = str(client.produce(topic, b"later", delay=timedelta(hours=1)))
-    second = int(handle.split(":")[1]) - 3_600 - LONG_AGO_S
-    stuck, behind = (
-        slot_path(wheel_folder(data(service), wheel_of(handle)), slot)
-        for slot in (second, second + 1)
-    )
-    stuck.mkdir(parents=True)  # no process deletes a folder as a file
-    behind.touch()
-    wait_until("the one behind it is deleted", lambda: not behind.exists())
-    wait_until("it is named", lambda: report(service).undeletable_file == str(stuck))
-    assert report(service).undeletable_files == 1
-    stuck.rmdir()
-    wait_until("it is forgotten", lambda: not report(service).undeletable_files)
 
 
 def data(service: Service) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 import urllib.error
@@ -18,9 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel import Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.status_files import Role
 from local.loopback.kafka import free_ports
-from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess
 from support.services.waiting import wait_to_be_told, wait_to_hold, wait_until
 
@@ -117,35 +114,6 @@ def test_what_callers_do_is_counted(node: Node) -> None:
     wait_to_hold(settled)
 
 
-def test_ready_says_what_health_checkers_hear(node: Node) -> None:
-    server = node.server
-    server.wait_accepting()
-    assert node.get("/readyz") == (200, "ok\n")
-
-    def refused(cleaner: FakeCleaner) -> None:
-        cleaner.role = Role.STANDBY
-        cleaner.kafka_error = "no brokers"
-        cleaner.registers = False
-
-    server.kill()
-    other = Node(server.data.parent / "n2")
-    other.server.start(prepare=refused)
-    try:
-        status, text = wait_until(
-            "its cleaner is heard",
-            lambda: found if "no brokers" in (found := other.get("/readyz"))[1] else None,
-        )
-        assert status == 503
-        assert text.startswith("NO_WHEEL: Kafka: no brokers")
-        assert other.get("/healthz") == (200, "ok\n")
-        reported = other.samples()
-        assert reported["ready"] == 0
-        assert reported["refusing/NO_WHEEL"] == 1
-        assert reported["kafka_error"] == 1
-    finally:
-        other.server.kill()
-
-
 def test_counters_begin_anew_with_the_process(node: Node) -> None:
     server = node.server
     server.wait_accepting()
@@ -160,24 +128,6 @@ def test_counters_begin_anew_with_the_process(node: Node) -> None:
     start = "process_start_time_seconds/server"
     assert after[start] > before[start]
     assert sum(after[f"pending_messages/{horizon}"] for horizon in ("1m", "10m")) == 2
-
-
-def test_it_ends_cleanly_while_it_is_watched(node: Node) -> None:
-    node.server.wait_accepting()
-    with socket.create_connection(tuple(node.http.split(":"))):  # type: ignore[arg-type]
-        assert node.server.terminate() == 0
-    with pytest.raises(OSError, match="refused"):
-        node.get("/healthz")
-
-
-def test_a_port_that_another_has(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        server = ServerProcess(tmp_path / "d", metrics_listen=address)
-        with pytest.raises(AssertionError, match=f"ended: {os.EX_CONFIG}"):
-            server.start()
-        server.kill()
-    assert f"metrics_listen {address}: " in capfd.readouterr().err
 
 
 def test_a_connection_too_many_is_seen_by_both_sides(node: Node) -> None:

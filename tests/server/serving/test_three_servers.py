@@ -10,12 +10,11 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 
 from delaywheel.identity import WheelId
@@ -218,58 +217,6 @@ def _is_counted_once(cluster: Cluster, node: str, slot: int) -> None:
     assert sorted(counted.counted_by) == list(NODES)
 
 
-def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> None:
-    (result,) = cluster["n3"].produce(row())
-    before = cluster.wheel("n1", "n1.1").applied_seq
-    request = pb.CancelRequest(messages=[pb.MessageRef(handle=result.handle)])
-
-    def cancelled() -> bool:
-        """Whether it is; while no node leads it is asked again, as by any client."""
-        waiting = cluster["n2"].stub.Cancel.future(request, timeout=30)
-        wait_until(
-            "it is written",
-            lambda: waiting.done() or cluster.wheel("n1", "n1.1").applied_seq > before,
-        )
-        rows = cluster["n1"].describe().wheels
-        seqs = {WheelId.parse(each.wheel): each.applied_seq for each in rows}
-        cluster["n1"].cleaner.commit_progress(seqs=seqs)
-        if waiting.code() is grpc.StatusCode.UNAVAILABLE:
-            return False
-        assert waiting.result().results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
-        return True
-
-    wait_until("it is cancelled", cancelled)
-    assert cluster.wheel("n1", "n1.1").applied_seq > before
-    # A stranger who says that it was passed on is not believed: its call is passed on as well.
-    cluster["n2"].stub.Cancel(request, timeout=20, metadata=(("dw-passed", "1"),))
-
-
-def test_what_operators_want_of_nodes_is_decided_by_the_leaders_node(cluster: Cluster) -> None:
-    remove = pb.RemoveNodeRequest(node="n1")
-    request = pb.ReplaceNodeRequest(node="n2", dry_run=True)
-
-    def all_refuse() -> None:
-        for node in NODES:
-            assert not any(m.storage_replaced for m in cluster[node].describe().members)
-            reported = _refusal(lambda: cluster[node].admin.RemoveNode(remove, timeout=30))  # noqa: B023
-            assert "Node n1 leads" in reported
-        reported = _refusal(lambda: cluster["n3"].admin.ReplaceNode(request, timeout=30))
-        assert "Node n2 runs on storage" in reported
-
-    wait_to_hold(all_refuse)
-    claim = (("dw-passed", "1"),)  # a stranger's is not believed
-    reported = _refusal(
-        lambda: cluster["n3"].admin.ReplaceNode(request, timeout=20, metadata=claim)
-    )
-    assert "Node n2 runs on storage" in reported
-
-
-def _refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    return str(caught.value)
-
-
 def test_a_process_with_a_copied_folder_has_to_go_and_the_first_one_stays(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -294,63 +241,6 @@ def test_a_process_with_a_copied_folder_has_to_go_and_the_first_one_stays(
     finally:
         copy.kill()
     assert first.process.poll() is None
-
-
-def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> None:
-    wait_until("n3 reported all", lambda: not cluster.replica("n1", "n2.1", "n3").lag_frames)
-    cluster["n3"].kill()
-    ids = [os.urandom(16) for _ in range(30)]
-    for id_ in ids:
-        (result,) = cluster["n2"].produce(row(id_, ahead_ms=200_000))
-        assert result.handle
-    wait_to_hold(lambda: _is_away(cluster))
-    before = wait_to_hold(lambda: _reported_to_lack(cluster, 30))
-    wait_to_hold(lambda: _is_reported_longer_ago(cluster, before))
-    slot = int(result.handle.split(":")[1])
-    wait_to_hold(lambda: _is_not_counted_by_n3(cluster, slot))
-    cluster.start("n3")
-    cluster.wait_accepting(*NODES)
-    wait_until(
-        "it holds what it missed",
-        lambda: cluster.slot_files("n3", "n2.1") == cluster.slot_files("n2", "n2.1"),
-    )
-    wait_until("it is waited for again", lambda: "n3" in cluster.wheel("n2", "n2.1").in_sync)
-    (result,) = cluster["n3"].produce(row())
-    assert result.handle.startswith("n3.2:")
-
-
-def _is_away(cluster: Cluster) -> None:
-    """Node n3, for n2 and for callers of n1."""
-    assert cluster.wheel("n2", "n2.1").in_sync == ["n1", "n2"]
-    assert not next(m for m in cluster["n2"].describe().members if m.node == "n3").reachable
-    whole = cluster.whole("n1")
-    away = next(m for m in whole.members if m.node == "n3")
-    assert (away.accepting, away.HasField("report")) == (False, False)
-    assert away.silent == f"no node is reached at {cluster['n3'].address}"
-    assert (whole.pending.at_least, whole.pending.node in {"n1", "n2"}) == (False, True)
-    changes = next(m for m in whole.members if m.node == "n2").report.in_sync_changes
-    assert changes >= 1
-
-
-def _reported_to_lack(cluster: Cluster, frames: int) -> pb.Replica:
-    replica = cluster.replica("n1", "n2.1", "n3")
-    assert (replica.state, replica.lag_frames) == (pb.REPLICA_STATE_AWAY, frames)
-    assert replica.lag_ms > 0
-    return replica
-
-
-def _is_reported_longer_ago(cluster: Cluster, before: pb.Replica) -> None:
-    """Details are read again after a while only: the next answer may be the same."""
-    after = cluster.replica("n1", "n2.1", "n3")
-    assert after.told_ago_ms > before.told_ago_ms
-    assert after.lag_ms >= before.lag_ms, "the age of what it lacks, which grows"
-    assert cluster.replica("n1", "n2.1", "n1").state == pb.REPLICA_STATE_IN_SYNC
-
-
-def _is_not_counted_by_n3(cluster: Cluster, slot: int) -> None:
-    counted = cluster.slots("n1", slot, slot + 1)
-    assert [(row.slot, row.copies) for row in counted.slots] == [(slot, 2)]
-    assert [row.node for row in counted.silent] == ["n3"]
 
 
 def test_what_only_the_node_itself_knows_is_reported_by_it(cluster: Cluster) -> None:
