@@ -254,31 +254,6 @@ def keyed(kafka: Kafka, keys: list[bytes | None], partitions: list[int]) -> DueR
     return DueRows(records, ["half"], [WheelId("a", 1)], [memoryview(blob)])
 
 
-def test_only_messages_for_the_partitions_that_take_nothing_are_deferred() -> None:
-    partial = replace(BAD, partitions=4, troubled=frozenset({1, 2}))
-    kafka = Kafka({"half": partial, NAMES.ingress: PRESENT})
-    judging = judge(kafka)
-    keys = [b"%d" % number for number in range(40)]
-    named = [None] * 4
-    run_once(kafka, judging, keyed(kafka, [None], [0]))
-    plan = run_once(
-        kafka, judging, keyed(kafka, [*keys, *named, None], [-1] * 40 + [0, 1, 2, 3, -1])
-    )
-    assert plan is not None
-    stay = [partition_of(key, 4) in {0, 3} for key in keys]
-    assert 5 < sum(stay) < 35
-    assert len(plan.rows) == sum(stay) + 2 + 1
-    assert {-1, 0, 3} == set(plan.rows.partitions.tolist())
-    assert plan.rows.partitions.tolist()[-1] in {0, 3}, "one that goes anywhere goes where it can"
-    assert len(plan.deferred) == 40 - sum(stay) + 2
-    headers = [dict(each) for each in plan.deferred.headers()]
-    (seen,) = judging.unavailable
-    assert (seen.topic, seen.partitions, seen.cause) == ("half", (1, 2), "leaderless")
-    assert (seen.deferred, now_ms(kafka) - seen.since_ms) == (len(plan.deferred), 100)
-    assert [each.get("dw-partition") for each in headers[-2:]] == [b"1", b"2"]
-    assert all("dw-partition" not in each for each in headers[:-2])
-
-
 def test_a_transaction_is_given_up_that_went_to_a_partition_which_takes_nothing() -> None:
     """It was planned while all was well; then a broker left."""
     kafka = Kafka({"half": replace(PRESENT, partitions=4), NAMES.ingress: PRESENT})

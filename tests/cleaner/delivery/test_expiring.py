@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
@@ -17,26 +15,6 @@ from support.due.wheels import Sent, wheels_in_memory
 
 WHEEL = WheelId("a", 1)
 DUE_MS = 1_700_000_000_000
-
-_HEADERS = st.lists(
-    st.tuples(
-        st.sampled_from(["ttl", "Ttl", "ttl2", "x-life", "trace"]),
-        st.none()
-        | st.sampled_from([b"1", b"20", b"x", b"0", b"ttl", b"\0\0\0ttl", (30).to_bytes(8, "big")])
-        | st.binary(max_size=300),
-    ),
-    max_size=3,
-)
-_MESSAGES = st.lists(
-    st.tuples(
-        st.none() | st.sampled_from([b"", b"\0\0\0ttl", b"key"]),
-        st.none() | st.sampled_from([b"", b"\0\0\0ttl", b"value"]),
-        _HEADERS,
-        st.sampled_from([-1, DUE_MS - 10_000, DUE_MS + 5_000]),
-    ),
-    min_size=1,
-    max_size=6,
-)
 
 
 def step_of(messages: Sequence[Sent], ttl_header: str = "ttl") -> DueRows:
@@ -54,37 +32,6 @@ def step_of(messages: Sequence[Sent], ttl_header: str = "ttl") -> DueRows:
 
 def sent(number: int, **rest: object) -> Sent:
     return Sent(DUE_MS, number.to_bytes(16, "big"), **rest)  # type: ignore[arg-type]
-
-
-def plainly(message: Sent, now_ms: int, ttl_header: str) -> bool:
-    """The same in few words."""
-    values = [value for name, value in message.headers if name == ttl_header]
-    value = values[-1] if values else None
-    if value is None:
-        return False
-    if value.isdigit() and value.isascii() and len(value) < 20:
-        ttl_s = int(value)
-    else:
-        ttl_s = int.from_bytes(value, "big", signed=True) if len(value) == 8 else 0
-    begin_ms = message.due_ms if message.timestamp_ms == -1 else message.timestamp_ms
-    return ttl_s > 0 and begin_ms + ttl_s * 1000 <= now_ms
-
-
-@settings(deadline=None)
-@given(
-    _MESSAGES, st.integers(DUE_MS, DUE_MS + 40_000), st.sampled_from(["ttl", "ttl", "x-life", ""])
-)
-def test_exactly_those_that_have_expired_are_found(
-    messages: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]],
-    now_ms: int,
-    ttl_header: str,
-) -> None:
-    rows = [
-        sent(number, key=key, value=value, headers=tuple(headers), timestamp_ms=timestamp_ms)
-        for number, (key, value, headers, timestamp_ms) in enumerate(messages)
-    ]
-    found = find_expired(step_of(rows, ttl_header), now_ms, ttl_header)
-    assert list(found) == [n for n, row in enumerate(rows) if plainly(row, now_ms, ttl_header)]
 
 
 @pytest.mark.parametrize(("timestamp_ms", "begin_ms"), [(-1, DUE_MS), (DUE_MS - 900, DUE_MS - 900)])

@@ -48,25 +48,6 @@ def end(
     return [record for record in leader.producers.committed if record.topic != NAMES.control]
 
 
-@pytest.mark.parametrize("kind", [Kind.COMMITS, Kind.RELEASES])
-def test_a_committed_half_is_delivered_as_it_was_sent(wheels: Wheels, kind: Kind) -> None:
-    message = half(1, partition=3, timestamp_ms=NOW_MS)
-    (record,) = end(wheels, message, kind, at_ms=NOW_MS - 7)
-    assert record[:3] == ("orders", b"k", b"v")
-    assert (record.partition, record.timestamp_ms) == (3, NOW_MS)
-    committed = [("dw-committed", b"%d" % (NOW_MS - 7))] if kind is Kind.RELEASES else []
-    assert record.headers[: 2 + len(committed)] == [*OWN, *committed]
-    names = [name for name, _ in record.headers[2 + len(committed) :]]
-    assert names == ["dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"]
-
-
-@pytest.mark.parametrize("ahead_ms", [40, 5_000])
-def test_no_half_is_committed_after_its_arrival(wheels: Wheels, ahead_ms: int) -> None:
-    """A release has the time of the node that wrote it, whose clock may be ahead."""
-    (record,) = end(wheels, half(1), Kind.RELEASES, at_ms=NOW_MS + ahead_ms)
-    assert dict(record.headers)["dw-committed"] == b"%d" % NOW_MS
-
-
 def test_one_that_is_due_later_goes_to_the_ingress_topic_and_is_the_same_message(
     wheels: Wheels,
 ) -> None:
@@ -88,33 +69,6 @@ def test_one_that_is_due_later_goes_to_the_ingress_topic_and_is_the_same_message
     assert request.headers == encode_headers(OWN)
     told = json.loads(outcome.value or b"")
     assert (told["outcome"], told["id"], told["topic"]) == ("committed", message.id.hex(), "orders")
-
-
-@pytest.mark.parametrize("deliver_at_ms", [None, NOW_MS + 60_000])
-def test_a_group_is_asked_about_one_that_nobody_committed(
-    wheels: Wheels, deliver_at_ms: int | None
-) -> None:
-    """Its time to live ends nothing: a question does not expire."""
-    more = [] if deliver_at_ms is None else [("dw-half-deliver-at", b"%d" % deliver_at_ms)]
-    message = half(1, *more, partition=3, timestamp_ms=NOW_MS)
-    letter, outcome = end(wheels, message)
-    assert letter[:3] == (NAMES.halves, b"k", b"v")
-    assert (letter.partition, letter.timestamp_ms) == (ANY_PARTITION, NOW)
-    assert letter.headers[:7] == [
-        *OWN,
-        ("dw-half", b"shop"),
-        ("dw-half-topic", b"orders"),
-        ("dw-half-deliver-at", b"%d" % (deliver_at_ms or message.due_ms + 1)),
-        ("dw-half-partition", b"3"),
-        ("dw-half-timestamp", b"%d" % NOW_MS),
-    ]
-    assert [name for name, _ in letter.headers[7:]] == [
-        "dw-id",
-        "dw-due",
-        "dw-accepted",
-        "dw-wheel",
-    ]
-    assert json.loads(outcome.value or b"")["outcome"] == "asked"
 
 
 def test_a_question_is_asked_whatever_is_thought_of_its_topic(
@@ -179,11 +133,6 @@ def test_what_the_ingress_topic_does_not_take_is_a_dead_letter_of_its_message(
     request = read(taken, IngressRules({}, 1_000, frozenset()))
     assert isinstance(request, Delayed)
     assert (request.due_ms, request.topic) == (NOW_MS + 60_000, "orders")
-
-
-def test_a_cancel_beats_a_commit_in_the_same_transaction(wheels: Wheels) -> None:
-    (outcome,) = end(wheels, half(1), Kind.COMMITS, Kind.CANCELS)
-    assert json.loads(outcome.value or b"")["outcome"] == "cancelled"
 
 
 def test_messages_that_are_no_halves_are_not_released(wheels: Wheels) -> None:

@@ -173,28 +173,6 @@ def test_among_others_it_waits_until_all_lack_it_or_it_is_repaired(wheels: Wheel
     leader.reader.close()
 
 
-def test_what_cannot_be_read_counts_as_late(wheels: Wheels) -> None:
-    """A second that waits holds back w; a frame that comes late, to its wheel alone."""
-    wheels.damage(wheels.frames[1])
-    leader = Leader(wheels, wheel_record_of("a", "b", min_insync=2), {})
-    leader.heartbeats = {"a": reporting(4), "b": reporting(4, node="b")}
-    leader.run_once()
-    assert leader.forwarder.oldest_waiting_ms() == DUE_MS - 1001, "the second that waits begins"
-    wheels.repair(wheels.frames[1])
-    leader.run_once()
-    leader.run_once()
-    assert leader.producers.ids() == [1, 2, 3, 4]
-    assert leader.forwarder.oldest_waiting_ms() is None
-    wheels.damage(wheels.write(A1, [Sent(DUE_MS - 1000, (5).to_bytes(16, "big"))])[0])
-    leader.heartbeats["a"] = reporting(5)
-    first_ms = leader.now_ms + 100
-    for _ in range(3):
-        leader.run_once()
-        assert leader.forwarder.unreadable == {(A1, 5)}
-        assert leader.forwarder.oldest_waiting_ms() == first_ms, "since it was first asked for"
-    leader.reader.close()
-
-
 def test_what_was_done_is_given_up_without_an_outcome(wheels: Wheels) -> None:
     """Only a retry asks for it: it may be a copy, which cannot be decided."""
     wheels.write(A1, [Sent(DUE_MS - 1000, (1).to_bytes(16, "big"))])

@@ -12,15 +12,13 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.bisection import Findings, name_of
 from delaywheel_replica.cleaner.delivery.dead_letters import (
-    FRESH_S,
-    OVERDUE_S,
     DeadLetters,
     Hold,
     Plan,
 )
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
-from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, REGAIN_S
+from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S
 from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.kafka_settings import KafkaNames
@@ -150,30 +148,6 @@ def held_s(
     return held
 
 
-@pytest.mark.parametrize(
-    "state", [TopicState.LEADERLESS, TopicState.SHRUNK, TopicState.DENIED, None]
-)
-def test_fifty_topics_in_trouble_hold_up_the_others_for_one_patience(
-    state: TopicState | None,
-) -> None:
-    bad = [f"bad{number}" for number in range(50)]
-    known = {} if state is None else {name: Topic(state, 0.0, 1) for name in bad}
-    kafka = Kafka({"good": PRESENT, **known})
-    judging, rows = judge(kafka), rows_of("good", *bad)
-    dead: list[int] = []
-    held = held_s(kafka, judging, 20, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
-    assert held <= PATIENCE_S + ITERATION_S
-    assert set(dead) == {0 if state is None else 50}, "unanswered topics are tried"
-
-
-def test_topics_whose_trouble_begins_one_after_another_share_one_patience() -> None:
-    bad = [f"bad{number}" for number in range(50)]
-    kafka = Kafka({"good": PRESENT, **{name: Topic(TopicState.LEADERLESS, 0.0, 1) for name in bad}})
-    judging = judge(kafka)
-    held = held_s(kafka, judging, 50, lambda at: rows_of("good", bad[int(at)]))
-    assert held <= PATIENCE_S + 50 * PATIENCE_S / REGAIN_S + 1
-
-
 def test_a_topic_seen_to_be_in_trouble_ahead_is_not_waited_for_again() -> None:
     kafka = Kafka({"good": PRESENT, "bad": Topic(TopicState.LEADERLESS, 0.0, 1)})
     judging = judge(kafka)
@@ -181,24 +155,6 @@ def test_a_topic_seen_to_be_in_trouble_ahead_is_not_waited_for_again() -> None:
         kafka.now += ITERATION_S
         assert isinstance(judging.plan(rows_of("good"), lambda: ["bad"]), Plan)
     assert fates(kafka, judging, rows_of("good", "bad"))[1] == [DeadReason.TOPIC_UNAVAILABLE]
-
-
-def test_a_topic_that_comes_and_goes_costs_its_patience_once() -> None:
-    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
-    judging, rows = judge(kafka), rows_of("good", "bad")
-
-    def flap(at: float) -> DueRows:
-        state = TopicState.LEADERLESS if at % 4 < 2 else TopicState.PRESENT
-        kafka.topics["bad"] = replace(PRESENT, state=state)
-        return rows
-
-    held = held_s(kafka, judging, RECENT_S, flap)
-    assert held <= PATIENCE_S + 2 * ITERATION_S
-    kafka.topics["bad"] = PRESENT
-    assert held_s(kafka, judging, RECENT_S + REGAIN_S, lambda _: rows) == 0
-    kafka.topics["bad"] = replace(PRESENT, state=TopicState.LEADERLESS)
-    again = held_s(kafka, judging, 10, lambda _: rows)
-    assert PATIENCE_S - 2 * ITERATION_S <= again <= PATIENCE_S + ITERATION_S, "it was well for long"
 
 
 def test_a_short_trouble_makes_no_dead_letters() -> None:
@@ -255,19 +211,6 @@ def test_a_search_waits_until_it_knows_the_partitions_and_not_for_longer_than_a_
     assert held <= PATIENCE_S + ITERATION_S
 
 
-def test_a_probe_tries_every_partition_that_its_messages_may_go_to() -> None:
-    kafka = Kafka({"keyed": PRESENT, "named": PRESENT})
-    kafka.silent = {"keyed", "named"}
-    judging, rows = judge(kafka), rows_of("keyed", "named", "named")
-    rows.records["key_length"][0], rows.records["partition"][1:] = 0, (0, 1)
-    judging.failed(rows)
-    held_s(kafka, judging, 2, lambda _: rows)
-    assert kafka.everywhere[1] == {"keyed": 2, "named": 2}
-    probed = kafka.tried[1]
-    named = probed.take(probed.topic_numbers == probed.topics.index("named"))
-    assert named.partitions.tolist() == [0, 1]
-
-
 def test_what_it_took_to_find_a_topic_counts_as_waiting_for_it() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
@@ -303,24 +246,6 @@ def test_what_a_search_had_no_time_for_is_searched_before_anything_is_forwarded(
     assert kafka.searched == [{"a", "b"}, {"b"}]
 
 
-def test_trouble_of_an_earlier_term_condemns_nothing_in_the_next() -> None:
-    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
-    kafka.silent = {"bad"}
-    judging, rows = judge(kafka), rows_of("good", "bad")
-    judging.failed(rows)
-    held_s(kafka, judging, 10, lambda _: rows)
-    assert [each.topic for each in judging.unavailable] == ["bad"]
-    for away_s in (10, 7 * 86_400):  # another one leads, and the topic is mended
-        kafka.silent = set()
-        kafka.now += away_s
-        judging.begin_term(kafka.progress())
-        assert not judging.unavailable
-        assert fates(kafka, judging, rows) == (2, [])
-        kafka.silent = {"bad"}
-        judging.failed(rows)
-        held_s(kafka, judging, 10, lambda _: rows)
-
-
 def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
@@ -330,51 +255,6 @@ def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
     judging.begin_term(kafka.progress(3))
     assert run_once(kafka, judging, rows) is None
     assert kafka.searched == [{"good", "bad"}]
-
-
-def test_a_new_leader_looks_first_when_messages_are_overdue() -> None:
-    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
-    kafka.silent = {"bad"}
-    judging = judge(kafka)
-    judging.begin_term(kafka.progress(4))
-    rows = overdue(kafka, "good", "bad", by_s=4)
-    assert held_s(kafka, judging, 10, lambda _: rows) <= 2, "others have waited long enough"
-    assert [each.topic for each in judging.unavailable] == ["bad"]
-    assert kafka.searched[0] == {"good", "bad"}
-    kafka.topics["late"] = PRESENT
-    judging.begin_term(kafka.progress())
-    in_time = overdue(kafka, "late", by_s=OVERDUE_S - 1)
-    assert fates(kafka, judging, in_time) == (1, [])
-    assert {"late"} not in kafka.searched
-
-
-def test_a_new_leader_looks_at_what_was_overdue_whichever_step_it_comes_with() -> None:
-    kafka = Kafka(dict.fromkeys(["good", "bad", "next"], PRESENT))
-    kafka.silent = {"bad"}
-    judging = judge(kafka)
-    judging.begin_term(kafka.progress(3))
-    first, second = overdue(kafka, "good"), overdue(kafka, "good", "bad")
-    third = overdue(kafka, "next", by_s=0)
-    assert fates(kafka, judging, first) == (1, [])
-    kafka.now += 5 * ITERATION_S
-    assert run_once(kafka, judging, second) is None, "nothing fails with it"
-    assert kafka.searched == [{"good"}, {"bad"}], "each topic once"
-    held = held_s(kafka, judging, 10, lambda _: second)
-    assert held + 3 <= PATIENCE_S + ITERATION_S, "others have waited for 3 s"
-    searches = len(kafka.searched)
-    assert fates(kafka, judging, third) == (1, [])
-    assert {"next"} not in kafka.searched[searches:], "it was not due when the term began"
-
-
-def test_a_topic_found_later_has_the_patience_that_no_failure_has_cost() -> None:
-    kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
-    kafka.silent = {"bad"}
-    judging = judge(kafka)
-    judging.begin_term(kafka.progress(3))
-    first, second = overdue(kafka, "good"), overdue(kafka, "bad")
-    assert held_s(kafka, judging, 20, lambda _: first) == 0, "it catches up for 20 s"
-    held = held_s(kafka, judging, 10, lambda _: second)
-    assert PATIENCE_S - 3 - 2 * ITERATION_S <= held <= PATIENCE_S - 3 + ITERATION_S
 
 
 @pytest.mark.parametrize(
@@ -423,33 +303,6 @@ def test_what_a_failure_cost_counts_if_kafka_says_by_then_that_a_topic_takes_not
     held = held_s(kafka, judging, 10, lambda _: rows)
     assert patience_s - 2 * ITERATION_S <= held <= patience_s + ITERATION_S
     assert kafka.searched == [{"good"}]
-
-
-def test_a_transaction_that_took_as_long_as_an_outage_costs_topics_nothing() -> None:
-    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
-    judging, rows = judge(kafka), rows_of("good", "bad")
-    judging.begin_term(kafka.progress())
-    assert fates(kafka, judging, rows) == (2, [])
-    kafka.now += PATIENCE_S
-    judging.failed(rows)
-    kafka.topics["bad"] = replace(PRESENT, state=TopicState.SHRUNK)
-    held = held_s(kafka, judging, 10, lambda _: rows)
-    assert PATIENCE_S - 2 * ITERATION_S <= held <= PATIENCE_S + ITERATION_S
-
-
-@pytest.mark.parametrize("state", [TopicState.MISSING, TopicState.ILLEGAL, TopicState.LEADERLESS])
-def test_an_old_answer_condemns_nothing(state: TopicState) -> None:
-    kafka = Kafka({"a": replace(PRESENT, state=state)})
-    judging, rows = judge(kafka), rows_of("a")
-    judging.plan(rows_of())
-    kafka.find(["a"])
-    kafka.answers = False
-    kafka.now += 10 * FRESH_S
-    judging.begin_term(kafka.progress())
-    assert run_once(kafka, judging, rows) is None
-    assert kafka.asked == ["a"]
-    kafka.topics["a"], kafka.answers = PRESENT, True
-    assert fates(kafka, judging, rows) == (1, [])
 
 
 def test_a_message_that_a_search_found_has_the_reason_that_its_topic_gives() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from delaywheel import ingress
 from delaywheel.identity import WheelId
@@ -17,11 +16,9 @@ from delaywheel_replica.cleaner.delivery.dead_letters import Hold, Plan, condemn
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, LASTING_S
 from delaywheel_replica.cleaner.ingress.term import FAULT_KEPT_S
-from delaywheel_replica.core.ingress.place import message_id
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
 from delaywheel_replica.core.protocol.control import IngressRecord, ingress_record
-from delaywheel_replica.core.protocol.seal import FROZEN
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.committing import AllGoes
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
@@ -31,36 +28,6 @@ OTHER = "other", 0
 
 NOW = NOW_MS // 1000
 BESIDE = (TOPIC, 1)
-
-
-def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site) -> None:
-    place = site.topics.send(*asked(5_000), key=b"k")
-    site.take_in()
-    assert site.handed == []
-    announced = site.transact()
-    assert announced.verdict is TransactionState.COMMITTED
-    assert site.forwarder.state.ingress[AT].announced == SeqSet.of([0])
-    assert site.slot() == NOW + 5
-    assert site.handed == [0]
-    assert site.server is not None
-    site.server.answer(RecordAnswer.HELD)
-    # What is held settles with the next transaction, whenever that is.
-    assert site.run_once() is None
-    site.transact()
-    assert site.offsets[AT] == 1
-    assert site.slot() is None
-    assert site.topics.group_offsets[AT] in {0, 1}
-    site.pass_ms(5_000)
-    site.run_until_idle()
-    (record,) = site.delivered()
-    assert (record.topic, record.key, record.value) == ("orders", b"k", b"v")
-    assert record.headers == [
-        ("dw-id", message_id(place, NOW_MS).hex().encode()),
-        ("dw-due", b"%d" % (NOW_MS + 5_000)),
-        ("dw-accepted", b"%d" % NOW_MS),
-        ("dw-wheel", b"c/a.1"),
-    ]
-    assert site.forwarder.counters["ingress_held"] == 1
 
 
 def test_the_group_comes_to_show_the_last_offsets(site: Site) -> None:
@@ -89,31 +56,6 @@ def test_what_a_new_topic_takes_is_said_at_once(wheels: Wheels) -> None:
         site.take_in()
     assert site.topics.group_offsets[AT] == 0
     site.close()
-
-
-def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> None:
-    place = site.topics.send(*asked(0, "orders", ("trace", b"1"), ("dw-timestamp", b"7")))
-    done = site.run_once()
-    assert done is not None
-    (record,) = site.delivered()
-    assert (record.timestamp_ms, record.headers) == (
-        7,
-        [
-            ("trace", b"1"),
-            ("dw-id", message_id(place, NOW_MS).hex().encode()),
-            ("dw-due", b"%d" % NOW_MS),
-            ("dw-accepted", b"%d" % NOW_MS),
-            ("dw-wheel", b"c/ingress"),
-            ("dw-forwarded", b"%d" % NOW_MS),
-        ],
-    )
-    assert site.offsets[AT] == 1
-    assert [len(rows) for rows in done.forwarded] == [1]
-    assert site.handed == []
-    counters = site.forwarder.counters
-    assert (counters["ingress_forwarded"], counters["forwarded"]) == (1, 1)
-    site.run_until_idle()
-    assert len(site.delivered()) == 1
 
 
 class TakesNoLetters(AllGoes):
@@ -298,33 +240,6 @@ def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
     )
 
 
-def test_what_cannot_be_delayed_becomes_a_dead_letter_and_the_next_ones_go_on(site: Site) -> None:
-    unfit = [("x", b"1"), ("dw-topic", b"orders"), ("dw-dead-reason", b"earlier")]
-    place = site.topics.send(*unfit, key=b"k")
-    site.topics.send(*asked())
-    done = site.run_once()
-    assert done is not None
-    assert done.unfit == {"DUE_MISSING": 1}
-    (letter,) = site.written_to(NAMES.dead)
-    assert (letter.key, letter.value) == (b"k", b"v")
-    assert letter.headers == [
-        ("x", b"1"),
-        ("dw-topic", b"orders"),
-        ("dw-dead-reason", b"DUE_MISSING"),
-        ("dw-dead-detail", b"None of dw-delay-ms, dw-deliver-at, dw-level"),
-        ("dw-dead-origin", str(place).encode()),
-        ("dw-dead-origin-timestamp", b"%d" % NOW_MS),
-    ]
-    (outcome,) = site.written_to(NAMES.outcomes)
-    assert json.loads(outcome.value or b"") == {
-        "outcome": "ingress-dead-lettered",
-        "reason": "DUE_MISSING",
-        "origin": str(place),
-    }
-    assert (len(site.delivered()), site.offsets[AT]) == (1, 2)
-    assert site.forwarder.counters["dead_lettered"] == 1
-
-
 @pytest.mark.parametrize(
     ("value_bytes", "header_bytes", "key_bytes", "left"),
     [
@@ -403,29 +318,6 @@ def test_a_transaction_without_room_is_not_a_full_one(
     assert not planned.taken.is_full
 
 
-def test_a_broken_hand_over_is_recreated_and_nothing_of_it_goes_directly(site: Site) -> None:
-    site.topics.send(*asked(2_000))
-    site.run_once()
-    first = site.server
-    assert first is not None
-    first.break_off()
-    site.pass_ms(3_000)
-    site.take_in()
-    assert first.closed
-    assert site.delivered() == []
-    site.pass_ms(100)
-    site.take_in()
-    assert site.server is not first
-    assert site.server is not None
-    assert len(site.server.waiting) == 1
-    assert site.run_once() is None
-    site.server.answer(RecordAnswer.HELD)
-    site.run_until_idle()
-    site.transact()
-    site.run_until_idle()
-    assert list(site.out().values()) == [1]
-
-
 def test_a_larger_record_than_there_is_room_for_is_handed_over_alone(site: Site) -> None:
     site.settings = replace(
         site.settings, rules=replace(site.settings.rules, max_message_bytes=10_000)
@@ -449,28 +341,6 @@ def test_a_larger_record_than_there_is_room_for_is_handed_over_alone(site: Site)
     assert len(site.server.waiting) == 1
 
 
-def test_a_new_leader_hands_over_what_was_announced_and_delivers_it_once(site: Site) -> None:
-    """Although the former leader's server had it: the wheel shows the copy."""
-    site.topics.send(*asked(5_000))
-    site.run_once()
-    assert site.server is not None
-    site.server.answer(RecordAnswer.HELD)
-    site.lead("b")
-    assert site.slot() == FROZEN
-    site.take_in()
-    assert site.slot() == NOW + 5
-    assert site.server is not None
-    site.server.answer(RecordAnswer.HELD)
-    site.run_until_idle()
-    site.transact()
-    assert site.offsets[AT] == 1
-    assert site.slot() is None
-    site.pass_ms(5_000)
-    site.run_until_idle()
-    assert list(site.out().values()) == [1]
-    assert site.forwarder.counters["duplicates"] == 1
-
-
 def test_rows_of_wheels_and_direct_ones_share_a_transaction(wheels: Wheels, site: Site) -> None:
     """At most half of it is for the ingress, by turns of the partitions."""
     for number in range(30):
@@ -485,45 +355,6 @@ def test_rows_of_wheels_and_direct_ones_share_a_transaction(wheels: Wheels, site
     site.run_until_idle()
     assert len(site.delivered()) == 38
     assert all(count == 1 for count in site.out().values())
-
-
-def test_what_kafka_deleted_is_reported(site: Site) -> None:
-    for _ in range(3):
-        site.topics.send(*asked())
-    site.topics.first_kept[AT] = 2
-    with capture_logs() as logs:
-        site.run_once()
-    (outcome,) = site.written_to(NAMES.outcomes)
-    assert json.loads(outcome.value or b"") == {
-        "outcome": "ingress-deleted",
-        "topic": TOPIC,
-        "partition": 0,
-        "first_offset": 0,
-        "last_offset": 1,
-    }
-    assert any("deleted" in each["event"] for each in logs)
-    assert (len(site.delivered()), site.offsets[AT]) == (1, 3)
-    assert site.forwarder.counters["ingress_deleted"] == 2
-
-
-def test_a_topic_that_is_recreated_begins_again(site: Site) -> None:
-    site.topics.send(*asked(5_000))
-    site.topics.send(*asked())
-    site.run_once()
-    site.topics.make(id_="another")
-    site.topics.send(*asked())
-    site.pass_ms(11_000)
-    with capture_logs() as logs:
-        site.run_until_idle()
-    outcomes = [json.loads(record.value or b"") for record in site.written_to(NAMES.outcomes)]
-    assert [each["outcome"] for each in outcomes] == ["ingress-abandoned"]
-    assert outcomes[0]["announced"] == [0]
-    assert any("recreated" in each["event"] for each in logs)
-    assert site.forwarder.state.ingress[AT] == IngressRecord(
-        "another", 1, levels_ms=site.settings.rules.levels_ms
-    )
-    assert site.topics.readers == 2
-    assert len(site.delivered()) == 1
 
 
 def test_without_topics_nothing_is_read_but_what_was_announced(site: Site) -> None:

@@ -28,7 +28,6 @@ BESIDE = (TOPIC, 1)
 A1 = WheelId("a", 1)
 PRESENT = Topic(TopicState.PRESENT, 0.0, partitions=2, limits=Limits(100_000))
 LEADERLESS = Topic(TopicState.LEADERLESS, 0.0, partitions=2)
-MISSING = Topic(TopicState.MISSING, 0.0)
 
 
 class Kafka:
@@ -205,17 +204,6 @@ def test_others_go_on_while_the_topic_of_one_is_waited_for(
         (letter,) = site.written_to(NAMES.dead)
         assert dict(letter.headers)["dw-dead-reason"] == b"TOPIC_UNAVAILABLE"
     assert all(count == 1 for count in site.out().values())
-
-
-def test_a_message_for_a_missing_topic_becomes_a_dead_letter(kafka: Kafka, site: Site) -> None:
-    kafka.topics["gone"] = MISSING
-    site.topics.send(*asked(0, "gone"))
-    site.topics.send(*asked(0, "orders"))
-    run_for(site, 1)
-    (letter,) = site.written_to(NAMES.dead)
-    headers = dict(letter.headers)
-    assert (headers["dw-dead-reason"], headers["dw-dead-topic"]) == (b"TOPIC_MISSING", b"gone")
-    assert (topics_of(site), site.offsets[AT]) == (["orders"], 2)
 
 
 def test_while_messages_of_wheels_wait_for_a_topic_records_are_announced(

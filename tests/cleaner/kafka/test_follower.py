@@ -118,39 +118,6 @@ def progress(due_ms: int) -> ControlRecord:
     return progress_record(Progress(due_ms, None))
 
 
-def test_what_a_term_removed_is_gone_after_it(
-    follower: ControlFollower, topic: CompactedTopic
-) -> None:
-    follower.pause()
-    assert follower.state.wheels.keys() == {C1}, "it is still reported meanwhile"
-    topic.put((f"wheel/{C1}", None), wheel_record(C2, RECORD), progress(2))
-    assert not follower.poll()
-    follower.restart()
-    assert (follower.offset, follower.state.wheels) == (-1, {})
-    assert follower.read_to_end(1).wheels.keys() == {C2}
-
-
-@pytest.mark.parametrize("is_suspended", [False, True])
-@pytest.mark.parametrize("polls", [False, True])
-def test_what_was_removed_while_it_was_cut_off_is_gone(
-    follower: ControlFollower,
-    topic: CompactedTopic,
-    clock: Clock,
-    *,
-    polls: bool,
-    is_suspended: bool,
-) -> None:
-    topic.put((f"wheel/{C1}", None), progress(2))
-    if is_suspended:
-        clock.suspended_s += RESTART_AFTER_S + 1
-    else:
-        clock.now_s += RESTART_AFTER_S + 1
-    if polls:
-        assert not follower.poll()
-        assert follower.offset == -1
-    assert follower.read_to_end(1).wheels == {}
-
-
 def test_a_follower_that_hears_something_now_and_then_reads_on(
     follower: ControlFollower, topic: CompactedTopic, clock: Clock
 ) -> None:

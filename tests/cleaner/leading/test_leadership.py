@@ -196,28 +196,6 @@ def test_a_leader_that_reads_for_long_is_heard_and_stays(place: Place) -> None:
     assert place.view.epoch == before
 
 
-DAY_MS = 86_400_000
-
-
-def test_a_node_alone_whose_clock_is_not_kafkas_commits_nothing(tmp_path: Path) -> None:
-    place = Place(tmp_path, required=1)
-    with place.scheduler:
-        place.heard = set()
-        place.clock.step(DAY_MS)
-        place.until(lambda: "ms ahead of that of Kafka" in str(place.view.kafka_error))
-        place.never(lambda: place.view.role is Role.LEADING, for_s=100)
-        assert b"progress" not in place.kafka.live(NAMES.control)
-        place.clock.step(-DAY_MS)
-        place.until(lambda: place.view.role is Role.LEADING, within_s=10)
-        place.until(lambda: place.view.kafka_error is None)
-
-
-def test_of_two_clocks_that_differ_the_one_leads_that_is_kafkas(place: Place) -> None:
-    place.agrees, place.heard, place.peers_ahead_ms = {"b"}, {"b"}, DAY_MS
-    place.until(lambda: "behind that of b" in str(place.view.kafka_error))
-    place.until(lambda: place.view.role is Role.LEADING)
-
-
 # --- leaving
 
 
@@ -373,24 +351,6 @@ def test_what_ended_a_term_is_history_once_another_leads(place: Place) -> None:
     progress = place.view.state.progress
     assert progress is not None
     place.scheduler.spawn("b", lambda: commit(0, *progress_record(progress)))
-    place.until(lambda: place.view.kafka_error is None)
-
-
-def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
-    place.lead()
-    progress = place.view.state.progress
-    assert progress is not None
-    later = replace(progress, due_ms=progress.due_ms + 60_000).reached
-    before = place.heartbeats["b"]
-    place.heartbeats["b"] = replace(before, reached=later)
-    place.until(lambda: not place.in_term(), within_s=0.2)
-    place.until(lambda: f"b has read of progress {later}" in str(place.view.kafka_error))
-    place.never(place.in_term, for_s=20)
-    assert "lost its end" in str(place.view.kafka_error)
-    place.heartbeats["b"] = replace(before, floor=progress.floor + 60)
-    place.never(place.in_term, for_s=20)
-    place.heartbeats["b"] = before
-    place.until(place.in_term, within_s=70)
     place.until(lambda: place.view.kafka_error is None)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
-from delaywheel_replica.core.ingress.partition import SPANS_MOST, Intake, begun
+from delaywheel_replica.core.ingress.partition import SPANS_MOST, Intake
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
@@ -345,24 +345,6 @@ def test_no_more_goes_out_than_there_is_room_for() -> None:
     assert intake.record.next_offset == 2
 
 
-def test_nothing_stops_behind_what_cannot_be_delayed() -> None:
-    beyond = delayed(1, 3_600_001)
-    intake = reading(record(0, ("dw-x", b"")), beyond, record(2))
-    step = transact(intake)
-    reasons = [(0, UnfitReason.HEADER_RESERVED), (1, UnfitReason.DUE_BEYOND_SPAN)]
-    assert reasons_of(step.settled) == reasons
-    assert [taken.offset for taken in step.announced] == [2]
-
-
-@pytest.mark.parametrize("answer", [RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN])
-def test_what_is_not_known_to_be_held_is_handed_over_again(answer: RecordAnswer) -> None:
-    intake = reading(record(0))
-    transact(intake)
-    assert hand(intake, answer) == [0]
-    assert transact(intake).record.next_offset == 0
-    assert hand(intake, RecordAnswer.HELD) == [0]
-
-
 def test_what_no_server_has_goes_out_though_it_was_announced() -> None:
     intake = reading(record(0))
     transact(intake)
@@ -373,24 +355,6 @@ def test_what_no_server_has_goes_out_though_it_was_announced() -> None:
 
 
 FORGOTTEN = replace(LATER, floor=SENT + 61)
-
-
-def test_what_a_server_may_have_never_goes_out() -> None:
-    intake = reading(record(0))
-    transact(intake)
-    hand(intake, RecordAnswer.UNKNOWN)
-    assert hand(intake, RecordAnswer.SEALED) == [0]
-    assert transact(intake, LATER).settled == ()
-    assert hand(intake, RecordAnswer.HELD) == [0]  # by another wheel
-    assert transact(intake, LATER).record.next_offset == 1
-
-
-def test_what_an_earlier_leader_announced_never_goes_out() -> None:
-    intake = reading(record(0), record(1), of=ANNOUNCED)
-    assert transact(intake, LATER).settled == ()
-    assert hand(intake, RecordAnswer.FULL) == [0, 1]
-    assert transact(intake, LATER).settled == ()
-    assert hand(intake, RecordAnswer.HELD) == [0, 1]
 
 
 def test_what_cannot_be_known_any_more_is_reported() -> None:
@@ -417,15 +381,6 @@ def test_a_cancel_is_handed_over_or_comes_too_late() -> None:
     assert hand(intake, RecordAnswer.HELD) == [0]
     late = [(0, UnfitReason.DUE_TOO_OLD)]
     assert reasons_of(transact(reading(cancel), LATER).settled) == late
-
-
-def test_floor_and_seals_rest_until_what_was_announced_is_read() -> None:
-    intake = Intake(ANNOUNCED, RULES)
-    assert intake.bound() == FROZEN
-    intake.read([record(0)], 1)
-    assert intake.bound() == FROZEN
-    intake.read([record(1)], 2)
-    assert intake.bound() == SENT + 60
 
 
 def test_levels_are_those_of_the_announcement() -> None:
@@ -487,28 +442,11 @@ def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_reported() 
     assert intake.bound() is None
 
 
-def test_the_end_that_was_found_is_known_to_the_next_leader() -> None:
-    record_ = replace(CUT, cut_off=2)
-    intake = Intake(record_, RULES)
-    assert (intake.least_end, intake.is_done) == (2, False)
-    intake.read([record(1), record(2)], 3)
-    assert (intake.position, intake.is_done) == (9, True)
-    assert Intake(replace(record_, next_offset=2), RULES).is_done
-    intake.ends(1)  # it is no news
-    assert intake.cut_off == 2
-
-
 def test_what_was_deleted_behind_the_end_that_was_found_is_reported_with_it() -> None:
     intake = Intake(replace(CUT, cut_off=2), RULES)
     intake.deleted(7)
     deleted = [each.deleted for each in transact(intake).settled if isinstance(each, Deleted)]
     assert deleted == [DeletedRecords(1, 1), DeletedRecords(2, 8, is_cut_off=True)]
-
-
-def test_a_topic_that_was_recreated_begins_again() -> None:
-    assert begun(None, "id", RULES) == NEW
-    assert begun(ANNOUNCED, "id", RULES) is ANNOUNCED
-    assert begun(ANNOUNCED, "another", RULES) == replace(NEW, topic_id="another")
 
 
 @given(

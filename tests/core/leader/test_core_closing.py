@@ -10,7 +10,6 @@ from delaywheel_replica.core.leader.closing import (
     closing,
     committed_limits,
     fences_wanted,
-    limits_wanted,
     wheels_to_close,
 )
 from delaywheel_replica.core.leader.holders import held_by
@@ -18,11 +17,9 @@ from delaywheel_replica.core.protocol.control import (
     ControlState,
     NodeRecord,
     WheelRecord,
-    lost_record,
     node_record,
     wheel_record,
 )
-from delaywheel_replica.core.protocol.frames import FrameRange
 from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
@@ -110,43 +107,7 @@ def test_incomplete_is_said_of_each_wheel() -> None:
     assert result == AnswersWanted()
 
 
-@pytest.mark.parametrize(
-    ("replaced", "answers", "heartbeats", "result"),
-    [
-        ("b", [answer("a", 7), answer("c", 5)], holding(a=7, b=9, c=5), HoldersWanted(7)),
-        # Fewer than W remain: all of them must hold it.
-        ("bc", [answer("a", 7, complete=False)], holding(a=6), HoldersWanted(7)),
-        ("bc", [answer("a", 7, complete=False)], holding(a=7), Close(7)),
-        ("abc", [], {}, Close(0)),
-    ],
-)  # fmt: skip
-def test_a_replaced_member_holds_nothing(
-    replaced: str, answers: list[Promise], heartbeats: dict[str, Heartbeat], result: object
-) -> None:
-    state = registered(wheel_record_of("a", "b", "c", min_insync=2), replaced=replaced)
-    assert closing(A1, state, answers, heartbeats, taken=0) == result
-
-
 BOTH = [answer("a", 7), answer("b", 5)]
-
-
-def test_no_end_is_below_what_was_taken_account_of_or_filled() -> None:
-    assert closing(A1, THREE, BOTH, ALL_HOLD, taken=8) == Close(8)
-    limited = registered(wheel_record_of("a", "b", "c", min_insync=2, limit=9))
-    assert closing(A1, limited, BOTH, ALL_HOLD, taken=8) == Close(9)
-
-
-def test_an_old_answer_does_not_end_a_wheel_below_what_was_filled_since() -> None:
-    """c took seq 1 within the limit after its answer, and the frame was acknowledged with that."""
-    state = registered(wheel_record_of("a", "b", "c", min_insync=3))
-    found = closing(A1, state, [answer("b", 1)], holding(a=1, b=1, c=0), taken=0)
-    assert found == HoldersWanted(1)
-    assert committed_limits(state) == {}  # not before it is committed
-    (record,) = limits_wanted(state, {A1: found}).values()
-    state = state.apply_all([wheel_record(A1, record)])
-    assert committed_limits(state) == {A1: 1}
-    assert limits_wanted(state, {A1: found}) == {}
-    assert closing(A1, state, [answer("c", 0)], holding(a=1, b=1, c=1), taken=0) == Close(1)
 
 
 @pytest.mark.parametrize(
@@ -166,17 +127,6 @@ def test_who_holds_all_through_the_end(heartbeats: dict[str, Heartbeat], result:
 
 def test_of_an_empty_wheel_there_is_nothing_to_hold() -> None:
     assert closing(A1, THREE, [answer("a", 0), answer("b", 0)], {}, taken=0) == Close(0)
-
-
-def test_what_is_lost_is_not_waited_for() -> None:
-    heartbeats = {
-        **holding(a=5),
-        "b": heartbeat("b", wheels={A1: wheel_heartbeat(7, missing=(6,))}),
-    }
-    answers = [answer("a", 5), answer("b", 7)]
-    assert closing(A1, THREE, answers, heartbeats, taken=0) == HoldersWanted(7)
-    lost = THREE.apply_all([lost_record(FrameRange(A1, 6, 7))])
-    assert closing(A1, lost, answers, heartbeats, taken=0) == Close(7)
 
 
 @pytest.mark.parametrize("complete", [True, False])

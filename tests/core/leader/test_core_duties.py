@@ -1,8 +1,7 @@
 """A leader's duties, one by one, and over the whole life of a lone node."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from random import Random
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -22,21 +21,17 @@ from delaywheel_replica.core.protocol.control import (
     ControlState,
     IngressRecord,
     NodeRecord,
-    lost_record,
     needs_record,
     node_record,
     progress_record,
     reschedule_record,
     wheel_record,
 )
-from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise, WheelHeartbeat
+from delaywheel_replica.core.protocol.frames import FrameName, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
 from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
-from delaywheel_replica.core.protocol.seal import Seal, next_seal
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
-from support.core.violations import violations
-from support.process.night import NIGHT
 
 A1, A2, A3 = WheelId("a", 1), WheelId("a", 2), WheelId("a", 3)
 ALONE = Cluster(nodes=("a",), min_insync=1, late_window_s=120)
@@ -289,62 +284,6 @@ def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_
     assert keys(look_at(state, wants, silent={"a"})) == []
 
 
-def test_the_end_is_not_below_v_of_the_transaction_itself() -> None:
-    state = nodes_of().apply_all([wheel_record(A1, ABC)])
-    answers = [Promise(n, f"disk-{n}", Fence("a", 1), {A1: 5}) for n in "bc"]
-    held = {A1: wheel_heartbeat(7)}
-    reported = {n: using(n, 2, wheels=held) for n in "abc"}
-    step = Progress(NOW_MS, None, {A1: 7}, 10)
-    situation = Situation(NOW_MS, "b", reported, answers)
-    assert duties(state, step, FloorWatch(), CLUSTER, situation).closed == {A1: 7}
-    assert duties(state, state.progress, FloorWatch(), CLUSTER, situation).closed == {A1: 5}
-
-
-def test_an_end_that_too_few_hold_is_committed_as_a_limit_and_reported_only_then() -> None:
-    state = nodes_of().apply_all([wheel_record(A1, ABC)])
-    answers = [Promise(n, f"disk-{n}", Fence("a", 1), {A1: s}) for n, s in (("b", 7), ("c", 4))]
-    few = [
-        using("a", 2),
-        using("b", 1, wheels={A1: wheel_heartbeat(7)}),
-        using("c", 1, wheels={A1: wheel_heartbeat(4)}),
-    ]
-    found = look_at(state, *few, answers=answers)
-    assert (keys(found), found.limits, found.fences) == (["wheel/a.1"], {}, [])
-    state = state.apply_all(found.records)
-    assert state.wheels[A1] == replace(ABC, limit=7)
-    found = look_at(state, *few, answers=answers)
-    assert (keys(found), found.limits) == ([], {A1: 7})
-    # A new leader has no answers yet; the limit stays.
-    found = look_at(state, *few)
-    assert (found.limits, found.fences) == ({A1: 7}, [Fence("a", 1)])
-    enough = [*few[:2], using("c", 1, wheels={A1: wheel_heartbeat(7)})]
-    found = look_at(state, *enough, answers=answers)
-    assert found.closed == {A1: 7}
-    assert look_at(state.apply_all(found.records), *enough).limits == {}
-
-
-def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
-    wheels = [wheel_record(WheelId(node, n), ABC) for node in "abc" for n in (8, 9)]
-    state = nodes_of().apply_all(wheels)
-    reported = [using("a", 8), using("b", 8), heartbeat("c", storage="disk-new", last_number=0)]
-    assert look_at(state, *reported).refused == {"c": RegistrationRefusal.STORAGE_REPLACED}
-    found = look_at(state, *reported, replacements={"c": "disk-new", "x": "disk-x"})
-    state = state.apply_all(found.records)
-    assert state.nodes["c"] == NodeRecord("disk-new", 10)
-    today = {"a": "disk-a", "b": "disk-b", "c": "disk-new"}
-    new = {w for w, record in state.wheels.items() if dict(record.members) == today}
-    # Every node is given a wheel of which the new storage is a member.
-    assert new == {WheelId(node, 10) for node in "abc"}
-    assert found.fences == [Fence("c", 9)]
-    # Then the others have to leave theirs; and nothing is announced twice.
-    found = look_at(state, *reported, replacements={"c": "disk-new"})
-    assert found.fences == [Fence("a", 9), Fence("b", 9), Fence("c", 9)]
-    assert keys(found) == []
-    answers = [Promise(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"]
-    found = look_at(state, *reported, answers=answers)
-    assert set(found.closed) == {WheelId(node, n) for node in "abc" for n in (8, 9)}
-
-
 def test_what_waits_for_the_word_of_a_node_that_was_taken_out_is_closed_without_it() -> None:
     """With W = 1 all three would have to answer."""
     weak = replace(ABC, min_insync=1)
@@ -373,79 +312,6 @@ def test_a_leader_whose_settings_name_a_node_taken_out_makes_no_wheel_that_waits
     made = state.wheels[WheelId("a", 10)]
     assert made.members == {"a": "disk-a", "b": "disk-b", "c": REMOVED}
     assert state.remaining(made) == {"a": "disk-a", "b": "disk-b"}
-
-
-def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
-    state = nodes_of().apply_all([wheel_record(A1, ABC)])
-    answers = [Promise(n, f"disk-{n}", Fence("a", 1), {A1: 7}) for n in "bc"]
-    held = {A1: wheel_heartbeat(7, missing=(3,))}
-    reported = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
-    found = look_at(state, *reported, answers=answers)
-    assert (found.closed, found.lost) == ({}, NO_FRAMES)
-    state = state.apply_all(found.records)
-    for lacks in ({(A1, 3): frozenset("ab")}, {(A1, 8): frozenset("abc")}):
-        assert keys(look_at(state, *reported, answers=answers, **lacked(lacks))) == []
-    found = look_at(state, *reported, answers=answers, **lacked({(A1, 3): frozenset("abc")}))
-    assert (found.closed, found.lost) == ({A1: 7}, FrameSet.of([(A1, 3)]))
-    assert keys(found) == ["lost/a.1/3", "wheel/a.1"]
-
-
-def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
-    """A crash of all operating systems took frames that were already taken."""
-    state = nodes_of().apply_all([wheel_record(A1, ABC)])
-    state = replace(state, progress=Progress(NOW_MS, None, {A1: 8}, 10))
-    answers = [
-        Promise(n, f"disk-{n}", Fence("a", 1), {A1: s}, all_incomplete=True)
-        for n, s in (("a", 6), ("b", 5), ("c", 6))
-    ]
-    reported = [
-        using(n, 2 if n == "a" else 1, wheels={A1: wheel_heartbeat(s)})
-        for n, s in (("a", 6), ("b", 6), ("c", 6))
-    ]
-    found = look_at(state, *reported, answers=answers)
-    assert found.closed == {}
-    assert found.missing == {(A1, 7), (A1, 8)}
-    lacks = {(A1, seq): frozenset("abc") for seq in (7, 8)}
-    found = look_at(state, *reported, answers=answers, **lacked(lacks))
-    assert (found.closed, found.lost) == ({A1: 8}, FrameSet.of([(A1, 7), (A1, 8)]))
-    assert found.missing == set()
-
-
-def test_a_left_wheel_is_fenced_then_closed() -> None:
-    state = committed((A1, None), (A2, None))
-    reported = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(7)})
-    found = look(state, reported)
-    assert (found.fences, found.closed, keys(found)) == ([Fence("a", 1)], {}, [])
-    answer = Promise("a", "disk-a", Fence("a", 1), {A1: 7})
-    found = look(state, reported, answers=[answer])
-    assert (found.fences, found.closed, keys(found)) == ([], {A1: 7}, ["wheel/a.1"])
-    assert state.apply_all(found.records).wheels[A1].closed_at == 7
-
-
-@pytest.mark.parametrize(
-    ("reported", "seq", "position", "gone"),
-    [
-        (wheel_heartbeat(7, top_slot=9), 7, None, True),
-        (wheel_heartbeat(7, top_slot=10), 7, None, False),
-        (wheel_heartbeat(6, top_slot=9), 7, None, False),
-        (wheel_heartbeat(7, top_slot=9), 6, None, False),
-        (wheel_heartbeat(7, top_slot=9), 7, Position(A2, 1, 0), False),
-    ],
-)
-def test_a_closed_wheel_wholly_below_the_floor_is_unregistered(
-    reported: WheelHeartbeat, seq: int, position: Position | None, gone: bool
-) -> None:
-    state = committed((A1, 7), (A2, None))
-    state = state.apply_all([lost_record(FrameRange(A1, 2, 2))])
-    state = replace(state, progress=Progress(NOW_MS, position, {A1: seq, A2: 1}, floor=10))
-    found = look(state, heartbeat(open_=A2, spare=A3, wheels={A1: reported}))
-    assert found.unregistered == (frozenset({A1}) if gone else frozenset())
-    after = state.apply_all(found.all_records)
-    assert (A1 not in after.wheels) == gone
-    assert after.lost == (set() if gone else {(A1, 2)})
-    assert (A1 not in found.progress.seqs) == gone
-    assert state.progress is not None
-    assert violations(state.progress, found.progress, found.unregistered) == []
 
 
 def test_with_one_member_its_own_word_is_enough() -> None:
@@ -482,175 +348,3 @@ def test_the_floor_of_what_is_handed_in_is_not_looked_at() -> None:
         state, wrong, FloorWatch(), ALONE, Situation(NOW_MS, "a", {"a": heartbeat(open_=A1)})
     )
     assert found.progress.floor == 10
-
-
-@dataclass
-class Node:
-    """A lone node as its server sees it: wheels on disk, wheels in use, promises."""
-
-    frames: dict[WheelId, list[int]] = field(default_factory=dict)  # the slot of each seq
-    seals: dict[WheelId, Seal] = field(default_factory=dict)
-    ledger: dict[WheelId, int] = field(default_factory=dict)
-    open: WheelId | None = None
-    spare: WheelId | None = None
-    last_number: int = 0
-    fenced: int = 0
-
-    def heartbeat(self) -> Heartbeat:
-        wheels = {
-            wheel: wheel_heartbeat(
-                len(slots),
-                seal=(self.seals[wheel].slot, self.seals[wheel].seq),
-                ledger_seq=self.ledger.get(wheel, 0),
-                top_slot=max(slots, default=-1),
-            )
-            for wheel, slots in self.frames.items()
-        }
-        return heartbeat(
-            open_=self.open, spare=self.spare, last_number=self.last_number, wheels=wheels
-        )
-
-
-class Life:
-    """The node and its leader; transactions are committed, or lost with the leader."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        self.now_ms = NOW_MS
-        self.node = Node()
-        self.reported = self.node.heartbeat()
-        self.state = ControlState()
-        self.watch = FloorWatch()
-        self.answers: list[Promise] = []
-        self.ever: set[WheelId] = set()
-        self.gone: set[WheelId] = set()
-
-    def live(self, steps: int) -> None:
-        actions: list[tuple[int, Callable[[], None]]] = [
-            (20, self.commit),
-            (20, self.report),
-            (20, self.write),
-            (10, self.seal),
-            (10, self.publish),
-            (10, self.adopt),
-            (10, self.pass_time),
-            (2, self.kill),
-            (2, self.change_leader),
-        ]
-        weights = [weight for weight, _ in actions]
-        for _, action in self.random.choices(actions, weights, k=steps):
-            action()
-
-    def pass_time(self) -> None:
-        self.now_ms += self.random.randint(1, 20_000)
-
-    def report(self) -> None:
-        self.reported = self.node.heartbeat()
-
-    def write(self) -> None:
-        wheel = self.node.open
-        slot = self.now_ms // 1000 + self.random.randint(-119, 60)
-        if wheel is not None and slot >= self.node.seals[wheel].slot:
-            assert self.state.progress is not None
-            assert slot >= self.state.progress.floor
-            assert wheel.number > self.node.fenced
-            self.node.frames[wheel].append(slot)
-
-    def seal(self) -> None:
-        for wheel in (self.node.open, self.node.spare):
-            if wheel is not None:
-                self.node.seals[wheel] = next_seal(
-                    self.node.seals[wheel],
-                    own_clock_ms=self.now_ms,
-                    leader_clock_ms=self.now_ms,
-                    last_seq=len(self.node.frames[wheel]),
-                    late_window_s=120,
-                )
-
-    def publish(self) -> None:
-        self.node.ledger = {wheel: len(slots) for wheel, slots in self.node.frames.items()}
-
-    def adopt(self) -> None:
-        """The server reads the registry: takes its spare, deletes what is gone."""
-        node = self.node
-        waiting = [
-            (wheel, record)
-            for wheel, record in self.state.wheels.items()
-            if record.closed_at is None and wheel.number > node.last_number
-        ]
-        for wheel, record in waiting[:1]:
-            if node.spare is None:
-                node.spare = wheel
-                node.last_number = wheel.number
-                node.frames[wheel] = []
-                node.seals[wheel] = Seal(record.seal_slot, 0)
-        if node.open is None:
-            node.open, node.spare = node.spare, None
-        for wheel in [w for w in node.frames if w not in self.state.wheels]:
-            del node.frames[wheel], node.seals[wheel]
-
-    def kill(self) -> None:
-        """The wheel that was open is never opened again."""
-        self.node.open, self.node.spare = self.node.spare, None
-
-    def change_leader(self) -> None:
-        self.watch, self.answers = FloorWatch(), []
-
-    def commit(self) -> None:
-        situation = Situation(self.now_ms, "a", {"a": self.reported}, self.answers)
-        found = duties(self.state, self.step(), self.watch, ALONE, situation)
-        self.answers += [self.promise(fence) for fence in found.fences]
-        if self.random.random() < 0.1:
-            self.change_leader()  # the transaction is lost
-            return
-        self.check(found)
-        self.state = self.state.apply_all(found.all_records)
-        self.watch = found.watch
-
-    def step(self) -> Progress | None:
-        """The cleaner takes every report made to it."""
-        if self.state.progress is None:
-            return None
-        seqs = {
-            wheel: min(self.reported.wheels[wheel].applied, record.closed_at or 10**9)
-            if wheel in self.reported.wheels
-            else self.state.progress.seq(wheel)
-            for wheel, record in self.state.wheels.items()
-        }
-        seqs = {wheel: max(seq, self.state.progress.seq(wheel)) for wheel, seq in seqs.items()}
-        due_ms = max(self.now_ms, self.state.progress.due_ms)
-        return replace(self.state.progress, due_ms=due_ms, seqs=seqs)
-
-    def promise(self, fence: Fence) -> Promise:
-        self.node.fenced = max(self.node.fenced, fence.upto)
-        applied = {wheel: len(slots) for wheel, slots in self.node.frames.items()}
-        return Promise("a", "disk-a", fence, applied)
-
-    def check(self, found: Duties) -> None:
-        if self.state.progress is not None:
-            assert violations(self.state.progress, found.progress, found.unregistered) == []
-        for wheel, final_seq in found.closed.items():
-            assert wheel not in {self.node.open, self.node.spare}
-            assert final_seq == len(self.node.frames[wheel])
-        for wheel in found.unregistered:
-            assert all(slot < found.progress.floor for slot in self.node.frames.get(wheel, []))
-        new = set(self.state.apply_all(found.records).wheels) - set(self.state.wheels)
-        assert not new & self.ever
-        assert len(new) <= 1
-        self.ever |= new
-        self.gone |= found.unregistered
-
-
-@pytest.mark.parametrize("seed", range(40 if NIGHT else 8))
-def test_a_nodes_whole_life(seed: int) -> None:
-    life = Life(seed)
-    life.live(1_000)
-    assert len(life.gone) > 2
-    # In peace everything that is left over goes; an open wheel and a spare remain.
-    for _ in range(9):
-        life.now_ms += 300_000
-        for action in (life.adopt, life.seal, life.publish, life.report, life.commit):
-            action()
-    assert {life.node.open, life.node.spare} == set(life.state.wheels)
-    assert life.state.progress is not None
-    assert life.state.progress.floor >= life.now_ms // 1000 - 420

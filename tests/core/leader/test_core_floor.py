@@ -1,8 +1,6 @@
 """The floor against a model that knows every frame of every wheel, reported or not."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from random import Random
+from dataclasses import replace
 
 import pytest
 
@@ -19,150 +17,15 @@ from delaywheel_replica.core.leader.floor import (
     watch_seals,
     wholly_below,
 )
-from delaywheel_replica.core.protocol.control import ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.seal import Seal
 from delaywheel_replica.core.protocol.status_files import FloorWait
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
-from support.process.night import NIGHT
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
-LATE_S = 3
-
-
-@dataclass
-class World:
-    """Wheels as they are, and a leader that sees them with delay."""
-
-    now_s: int = 100
-    frames: dict[WheelId, list[int]] = field(default_factory=dict)  # the slot of each seq
-    seals: dict[WheelId, list[Seal]] = field(default_factory=dict)
-    records: dict[WheelId, WheelRecord] = field(default_factory=dict)
-    published: dict[WheelId, int] = field(default_factory=dict)
-    reported: dict[WheelId, Seal] = field(default_factory=dict)
-    progress: Progress = field(default_factory=lambda: Progress(100_000, None, {}, 90))
-    watch: FloorWatch = field(default_factory=FloorWatch)
-
-    def register(self, wheel: WheelId) -> None:
-        if wheel not in self.records:
-            self.records[wheel] = wheel_record_of(wheel.node, seal_slot=self.progress.floor)
-            self.frames[wheel] = []
-            self.seals[wheel] = [Seal(self.progress.floor, 0)]
-
-    def write(self, wheel: WheelId, ahead_s: int) -> None:
-        """A retry of an old message or a new one, as far as the seal allows."""
-        slot = self.now_s + ahead_s
-        if wheel not in self.records or self.records[wheel].closed_at is not None:
-            return
-        if slot >= self.seals[wheel][-1].slot:
-            assert slot >= self.progress.floor, "a frame below the floor"
-            self.frames[wheel].append(slot)
-
-    def seal(self, wheel: WheelId, behind_s: int) -> None:
-        slot = self.now_s - LATE_S - behind_s
-        if wheel in self.records and slot > self.seals[wheel][-1].slot:
-            self.seals[wheel].append(Seal(slot, len(self.frames[wheel])))
-
-    def hear(self, wheel: WheelId, which: int) -> None:
-        """Any seal that was ever given, in any order."""
-        if wheel in self.records:
-            self.reported[wheel] = self.seals[wheel][-1 - which % len(self.seals[wheel])]
-
-    def publish(self, wheel: WheelId, frames: int) -> None:
-        if wheel in self.records:
-            seq = self.published.get(wheel, 0) + frames
-            self.published[wheel] = min(seq, len(self.frames[wheel]))
-
-    def take(self, wheel: WheelId, frames: int) -> None:
-        if wheel in self.records:
-            seq = min(self.progress.seq(wheel) + frames, len(self.frames[wheel]))
-            self.progress = replace(self.progress, seqs={**self.progress.seqs, wheel: seq})
-
-    def close(self, wheel: WheelId) -> None:
-        if wheel in self.records:
-            final_seq = len(self.frames[wheel])
-            self.records[wheel] = replace(self.records[wheel], closed_at=final_seq)
-
-    def pass_time(self, seconds: int) -> None:
-        self.now_s += seconds
-        self.progress = replace(self.progress, due_ms=self.now_s * 1000)
-
-    def change_leader(self) -> None:
-        self.watch = FloorWatch()
-
-    def view(self) -> FloorView:
-        return FloorView(self.progress, self.records, self.reported, self.published)
-
-    def commit(self) -> None:
-        self.watch = watch_seals(self.watch, self.view())
-        floor = floor_after(self.view(), self.watch, late_window_s=LATE_S)
-        assert floor >= self.progress.floor
-        self.progress = replace(self.progress, floor=floor)
-        self.check()
-
-    def check(self) -> None:
-        """Everything below the floor is due, past its late window, taken and published."""
-        floor = self.progress.floor
-        assert (floor + LATE_S) * 1000 <= max(self.progress.due_ms, (90 + LATE_S) * 1000)
-        for wheel, slots in self.frames.items():
-            for seq, slot in enumerate(slots, start=1):
-                if slot < floor:
-                    assert seq <= self.progress.seq(wheel)
-                    assert seq <= self.published.get(wheel, 0)
-
-
-WHEELS = (A1, A2, B1)
-
-
-def walk(world: World, random: Random, steps: int) -> None:
-    """Seeded: a floor that moves needs many steps of the right kinds."""
-
-    def wheel() -> WheelId:
-        return random.choice(WHEELS)
-
-    actions: list[tuple[int, Callable[[], None]]] = [
-        (2, lambda: world.register(wheel())),
-        (10, lambda: world.write(wheel(), random.randint(-6, 4))),
-        (10, lambda: world.seal(wheel(), random.randint(0, 2))),
-        (10, lambda: world.hear(wheel(), random.choice([0, 0, 0, 1, 3]))),
-        (10, lambda: world.publish(wheel(), random.randint(1, 5))),
-        (10, lambda: world.take(wheel(), random.randint(1, 5))),
-        (1, lambda: world.close(wheel())),
-        (10, lambda: world.pass_time(random.randint(1, 3))),
-        (2, world.change_leader),
-        (10, world.commit),
-    ]
-    weights = [weight for weight, _ in actions]
-    for _, action in random.choices(actions, weights, k=steps):
-        action()
-
-
-def test_nothing_below_the_floor_is_unfinished_and_nothing_comes() -> None:
-    moved = 0
-    for seed in range(300):
-        world = World()
-        world.register(A1)
-        walk(world, Random(seed), 200)
-        moved += world.progress.floor > 90
-    assert moved > 200
-
-
-@pytest.mark.parametrize("seed", range(50 if NIGHT else 10))
-def test_in_the_end_the_floor_gets_where_time_lets_it(seed: int) -> None:
-    world = World()
-    walk(world, Random(seed), 100)
-    for _ in range(2):  # one look for the seal that is held, one for the newest
-        for wheel in WHEELS:
-            world.seal(wheel, 0)
-            world.hear(wheel, 0)
-            world.publish(wheel, 9_999)
-            world.take(wheel, 9_999)
-        world.pass_time(0)
-        world.commit()
-    open_seals = [world.seals[w][-1].slot for w, r in world.records.items() if r.closed_at is None]
-    assert world.progress.floor == max(90, min([world.now_s - LATE_S, *open_seals]))
 
 
 def view(**changes: object) -> FloorView:

@@ -102,22 +102,6 @@ def test_a_failed_save_of_the_name_is_tried_again_and_the_spare_stays_named() ->
     assert (heartbeat.open, heartbeat.spare) == (A1, None)
 
 
-def test_only_the_least_unclosed_wheel_above_all_known_ones_with_this_storage_is_taken() -> None:
-    store = FakeStore(state_of("a", last_number=1, fenced={"a": 2}))
-    node = FakeNode("a", "a", store=store)
-    other = replace(record_of("a"), members={"a": "another-disk"})
-    wheels = {
-        A1: record_of("a"),
-        A2: record_of("a"),
-        A3: other,
-        WheelId("a", 4): record_of("a", closed_at=0),
-        WheelId("a", 6): record_of("a"),
-        WheelId("a", 5): record_of("a"),
-    }
-    node.cleaner_reports(node.cleaner(wheels))
-    assert node.store.opened == [WheelId("a", 5)]
-
-
 def test_a_registry_that_was_not_read_to_an_end_is_not_believed() -> None:
     node = alone(opened=False)
     node.cleaner_reports(node.cleaner({A1: record_of("a")}, control_offset=-1))
@@ -207,29 +191,6 @@ def test_the_open_wheel_seals_by_the_leaders_clock_and_rests_without_one() -> No
     node.tick(5_000)
     assert node.status().heartbeat.wheels[A1].seal_slot == sealed
     assert admitted(node, A1, seal_slot=sealed)
-
-
-def test_a_spares_seal_is_saved_before_it_is_reported_and_moves_once_a_second() -> None:
-    node = alone()
-    spare = node.store.state.spare
-    assert spare is not None
-    reported = node.status().heartbeat.wheels[A2]
-    assert (reported.seal_slot, reported.seal_seq) == (spare.seal_slot, 0)
-    node.store.refuses = {Save}
-    node.tick(1_000)
-    assert node.status().heartbeat.wheels[A2].seal_slot == spare.seal_slot
-    node.store.refuses = set()
-    saves = 0
-    for _ in range(20):
-        node.cleaner_reports(
-            node.cleaner({A1: record_of("a"), A2: record_of("a")}, role=Role.LEADING)
-        )
-        saves += kinds(node.tick()).count(Save)
-    assert saves == 2
-    saved = node.store.state.spare
-    assert saved is not None
-    assert saved.seal_slot > spare.seal_slot
-    assert node.status().heartbeat.wheels[A2].seal_slot == saved.seal_slot
 
 
 def test_a_wheel_opens_with_the_seal_that_it_reported_as_a_spare() -> None:

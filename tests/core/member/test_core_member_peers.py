@@ -6,18 +6,14 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import (
     CloseWheel,
-    Effect,
     LeaveWheel,
     Mirror,
     Mirrored,
     Received,
     Repair,
     Save,
-    Saved,
-    Send,
     Serve,
     Unreadable,
     WriteStatus,
@@ -84,38 +80,6 @@ def test_a_leader_writes_its_row_when_it_hears_of_a_high_watermark() -> None:
     assert WriteStatus() in node.receive("b", Gossip(reported))
 
 
-def test_a_mirror_that_is_cut_off_leaves_and_too_few_refuse_callers() -> None:
-    world = cluster()
-    world.cut = {("a", "c"), ("c", "a")}
-    world["a"].write(1)
-    world.run(1_500)
-    assert world["a"].acknowledged == {A1: 1}
-    world.cut |= {("a", "b"), ("b", "a")}
-    world["a"].write(1)
-    world.run(1_500)
-    assert world["a"].acknowledged == {A1: 1}
-    assert world["a"].machine.refusal(world["a"].now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS
-    world.cut = set()
-    world.run(3_000)
-    assert world["a"].acknowledged == {A1: 2}
-    assert world["a"].write(1) == 3
-
-
-def test_a_lost_answer_is_made_good_by_a_beat() -> None:
-    world = cluster()
-    world["a"].write(2)
-    world.collect()
-    while world.messages:
-        lost = [i for i, (_, _, m) in enumerate(world.messages) if isinstance(m, Applied)]
-        if lost:
-            world.messages.pop(lost[0])
-        else:
-            world.deliver()
-    assert world["a"].acknowledged == {}
-    world.run(100)
-    assert world["a"].acknowledged == {A1: 2}
-
-
 def test_frames_that_come_while_others_are_written_follow_on() -> None:
     node = _mirror_of_b(held=0)
     first = node.machine.step(_received(node, "b", frames_of(B1, 1, 2)))
@@ -135,17 +99,6 @@ def test_a_mirror_answers_with_its_storage_and_boot() -> None:
     assert answers == [("b", Applied(B1, "disk-a", "boot-a", 2))]
     node.receive("b", frames_of(B1, 1, 2))
     assert messages(node, Applied) == answers
-
-
-def test_a_node_whose_storage_is_no_member_takes_nothing() -> None:
-    node = FakeNode("a", store=FakeStore(replace(state_of("a"), storage="another")))
-    node.receive("b", frames_of(B1, 1, 2))
-    assert node.store.frames == {}
-    node.cleaner_reports(node.cleaner({B1: record_of()}))
-    node.receive("b", Gossip(heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(2)})))
-    for _ in range(3):
-        node.tick()
-    assert messages(node, Fetch) == []
 
 
 def test_strangers_are_not_listened_to() -> None:
@@ -190,20 +143,6 @@ def test_missing_frames_are_fetched_and_repaired() -> None:
     effects = node.receive("c", frames_of(B1, 2, 2, request=1))
     assert [type(effect) for effect in effects if isinstance(effect, Repair)] == [Repair]
     assert node.status().heartbeat.wheels[B1].missing == NO_SEQS
-
-
-def test_what_all_members_lack_is_reported_with_the_nodes_that_said_so() -> None:
-    node = _mirror_of_b(held=3)
-    node.store.damaged.add((B1, 2))
-    node.step(Unreadable(B1, SeqSet.of([2])))
-    for peer in "bc":
-        node.receive(peer, Gossip(heartbeat_of(peer)))
-    node.tick()
-    for request in (1, 2):
-        ((peer, fetch),) = messages(node, Fetch)
-        assert fetch == Fetch(request, B1, 2, 2)
-        node.receive(peer, Lacks(request, B1, disk_of(peer), 2, 2))
-    assert missing_members(node.status()) == {(B1, 2): "abc"}
 
 
 def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None:
@@ -254,24 +193,6 @@ def test_an_origin_serves_only_what_it_reported_as_written() -> None:
 # --- fences
 
 
-def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
-    node = _mirror_of_b(held=2)
-    term = heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))
-    effects = node.machine.step(_received(node, "c", Gossip(term)))
-    (save,) = [effect for effect in effects if isinstance(effect, Save)]
-    assert save.state.fenced == {"b": 1}
-    assert not any(isinstance(m, Promise) for _, m in _sends(effects))
-    assert node.machine.step(_received(node, "b", frames_of(B1, 3, 3))) == []
-    assert node.machine.refusal(node.now_ms) is MemberRefusal.NO_WHEEL
-    node.store.state = save.state
-    ((peer, message),) = _sends(node.machine.step(Saved(save.state)))
-    assert peer == "c"
-    assert message == Promise("a", "disk-a", Fence("b", 1), {B1: 2})
-    node.receive("b", frames_of(B1, 3, 3))
-    assert messages(node, Refused) == [("b", Refused("b", 1))]
-    assert node.store.frames[B1].keys() == {1, 2}
-
-
 def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
     node = FakeNode("a", store=FakeStore(state_of("a", last_number=1, spare=spare_of(A1))))
     meet(node)
@@ -291,23 +212,6 @@ def test_every_later_beat_of_a_leader_is_answered_again() -> None:
         ((peer, message),) = messages(node, Promise)
         assert isinstance(message, Promise)
         assert (peer, message.applied) == ("c", {B1: 2})
-
-
-def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:
-    node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(heartbeat_of("c", wheels={B1: wheel_heartbeat(9)})))
-    term = heartbeat_of(
-        "c", count=2, term=LeaderTerm(5, (Fence("b", 1),)), wheels={B1: wheel_heartbeat(9)}
-    )
-    node.receive("c", Gossip(term))
-    for _ in range(3):
-        node.tick()
-    assert messages(node, Fetch) == []
-    node.receive("c", Gossip(replace(term, count=3, term=LeaderTerm(5, (), {B1: 4}))))
-    node.tick()
-    assert messages(node, Fetch) == [("c", Fetch(1, B1, 3, 4))]
-    node.receive("c", frames_of(B1, 3, 9, request=1))
-    assert node.store.frames[B1].keys() == {1, 2, 3, 4}
 
 
 def test_a_committed_end_allows_what_a_promise_forbids() -> None:
@@ -342,18 +246,6 @@ def test_a_committed_fill_in_the_registry_counts_as_one_that_was_reported() -> N
     assert node.store.frames[B1].keys() == {1, 2, 3}
 
 
-def test_a_refused_origin_leaves_its_wheel_and_goes_on_with_itsspare_of() -> None:
-    world = cluster()
-    node = world["a"]
-    node.write(2)
-    node.receive("b", Refused("a", 1))
-    heartbeat = node.status().heartbeat
-    assert (heartbeat.open, heartbeat.spare) == (A2, None)
-    assert heartbeat.wheels[A1].applied == 2
-    assert node.acknowledged == {}
-    assert node.store.state.fenced == {"a": 1}
-
-
 def test_a_node_that_names_what_was_promised_away_is_refused_without_frames() -> None:
     node = _mirror_of_b(held=0)
     term = LeaderTerm(5, (Fence("b", 2),))
@@ -362,16 +254,6 @@ def test_a_node_that_names_what_was_promised_away_is_refused_without_frames() ->
     assert messages(node, Refused) == []
     node.receive("b", Gossip(heartbeat_of("b", count=2, open=B3, spare=B2)))
     assert messages(node, Refused) == [("b", Refused("b", 2))]
-
-
-def test_an_origin_that_is_promised_away_by_all_needs_a_new_wheel() -> None:
-    world = cluster()
-    world["a"].receive("b", Refused("a", 2))
-    assert world["a"].machine.refusal(world["a"].now_ms) is MemberRefusal.NO_WHEEL
-    assert world["a"].status().heartbeat.last_number == 2
-    world.register({**FIRST, A3: record_of()})
-    world.run(200)
-    assert world["a"].status().heartbeat.open == A3
 
 
 def test_answers_of_others_are_kept_for_the_row() -> None:
@@ -384,30 +266,6 @@ def test_answers_of_others_are_kept_for_the_row() -> None:
 
 
 # --- completeness
-
-
-def test_after_a_crash_of_the_machine_everything_registered_is_doubted_until_it_is_back() -> None:
-    world = cluster()
-    for name in "abc":
-        world[name].write(2)
-    world.run(300)
-    node = world["a"]
-    del node.store.frames[B1][2]
-    node.crash_machine("boot-2")
-    assert not node.status().heartbeat.complete
-    node.tick()
-    node.take_sent()
-    assert node.store.state.all_incomplete
-    node.cleaner_reports(node.cleaner(FIRST))
-    node.tick()
-    # Its spare is opened by now; the spares of the others were not doubted before it was reported.
-    assert _incomplete(node) == [A1, B1, B2, WheelId("c", 1), WheelId("c", 2)]
-    world.run(1_000)
-    assert _incomplete(node) == [A1]
-    assert node.store.frames[B1].keys() == {1, 2}
-    world.register({**FIRST, A1: record_of(closed_at=2)})
-    world.run(300)
-    assert node.status().heartbeat.complete
 
 
 @pytest.mark.parametrize(
@@ -439,23 +297,6 @@ def test_a_wheel_that_names_another_storage_is_not_doubted() -> None:
     node.cleaner_reports(node.cleaner({B1: record_of(), B2: other}))
     node.tick()
     assert _incomplete(node) == [B1]
-
-
-def test_what_a_mirror_said_before_it_crashed_does_not_count_once_its_boot_is_heard() -> None:
-    world = cluster()
-    node = world["a"]
-    world.cut = {("a", "b"), ("a", "c")}
-    node.write(2)
-    world.run(100)
-    node.receive("b", Gossip(heartbeat_of("b", boot="boot-2", start=2)))
-    assert node.status().heartbeat.heard["b"].boot == "boot-2"
-    node.receive("b", Applied(A1, "disk-b", "boot-b", 2))
-    node.disconnect("c")
-    world.run(1_500)
-    assert node.acknowledged == {}
-    node.receive("b", Applied(A1, "disk-b", "boot-2", 2))
-    node.tick()
-    assert node.acknowledged == {A1: 2}
 
 
 def test_an_answer_says_which_wheels_may_be_incomplete() -> None:
@@ -508,7 +349,3 @@ def _received(node: FakeNode, sender: str, message: PeerMessage) -> Received:
 
 def _mirrored(node: FakeNode, wheel: WheelId) -> Mirrored:
     return Mirrored(node.store.held(wheel), node.now_ms)
-
-
-def _sends(effects: list[Effect]) -> list[tuple[str, PeerMessage]]:
-    return [(effect.peer, effect.message) for effect in effects if isinstance(effect, Send)]

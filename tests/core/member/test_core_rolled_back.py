@@ -50,17 +50,6 @@ def test_each_save_is_counted_and_reported() -> None:
     assert node.status().heartbeat.saves == saved[-1]
 
 
-def test_who_has_heard_of_a_later_state_is_never_counted_as_a_mirror() -> None:
-    node = node_with()
-    node.write(2)
-    later = node.store.state.saves + 1
-    node.receive("b", Gossip(heartbeat_of("b", count=2, heard=heard(later))))
-    node.receive("b", Applied(A1, disk_of("b"), "boot-b", 2))
-    node.receive("c", Applied(A1, disk_of("c"), "boot-c", 2))
-    assert node.acknowledged == {}
-    stands_aside(node)
-
-
 @pytest.mark.parametrize(("saves", "storage"), [(0, disk_of("a")), (99, "disk-before")])
 def test_an_older_report_or_one_of_another_folder_says_nothing(saves: int, storage: str) -> None:
     node = node_with()

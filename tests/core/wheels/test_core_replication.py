@@ -10,15 +10,6 @@ from support.core.origin_line import A1, INSYNC_MS, PUSH_MS, START_MS, Line, con
 # --- acknowledging
 
 
-def test_what_every_mirror_in_sync_holds_is_acknowledged() -> None:
-    line = Line()
-    line.written(5)
-    line.applied("b", 5)
-    assert line.high_watermark == 0
-    line.applied("c", 3)
-    assert line.high_watermark == 3
-
-
 def test_a_node_alone_acknowledges_what_it_writes() -> None:
     line = Line("a", min_insync=1)
     line.written(4)
@@ -45,15 +36,6 @@ def test_an_older_answer_takes_nothing_back() -> None:
     assert line.high_watermark == 5
     line.written(6)
     assert line.pushes() == [("b", 6, 6), ("c", 6, 6)]
-
-
-def test_with_fewer_than_w_in_sync_the_high_watermark_rests() -> None:
-    line = Line()
-    line.written(5)
-    line.after(INSYNC_MS + 1)
-    assert line.in_sync == "a"
-    line.written(6)
-    assert line.high_watermark == 0
 
 
 def test_what_is_acknowledged_stays_so_when_mirrors_leave() -> None:
@@ -113,18 +95,6 @@ def test_a_mirror_without_room_does_not_count_though_it_is_needed() -> None:
     assert line.in_sync == "a"
 
 
-def test_only_the_registered_disk_counts() -> None:
-    line = Line()
-    line.written(5)
-    line.booted("b", disk="new")
-    line.applied("b", 5, disk="new")
-    line.applied("c", 5)
-    assert line.in_sync == "ac"
-    assert line.high_watermark == 5
-    line.applied("b", 5)
-    assert line.in_sync == "ac"
-
-
 def test_an_unknown_node_is_nobody() -> None:
     line = Line()
     line.booted("x")
@@ -133,20 +103,6 @@ def test_an_unknown_node_is_nobody() -> None:
 
 
 # --- boots
-
-
-def test_what_was_said_before_a_crash_does_not_count() -> None:
-    line = Line()
-    line.written(5)
-    line.applied("b", 5)
-    line.booted("b", "2")
-    line.applied("b", 5, "1")
-    assert line.in_sync == "ac"
-    line.applied("c", 5)
-    line.applied("b", 4, "2")
-    assert line.in_sync == "ac"
-    line.applied("b", 5, "2")
-    assert line.in_sync == "abc"
 
 
 def test_after_a_crash_pushes_go_on_behind_what_is_left() -> None:
@@ -191,43 +147,6 @@ def test_a_mirror_that_was_never_heard_says_nothing() -> None:
 # --- the in-sync set
 
 
-def test_a_mirror_leaves_when_it_lacks_what_was_the_end_for_too_long() -> None:
-    line = Line()
-    line.written(5)
-    for _ in range(10):
-        line.after(INSYNC_MS // 10)
-        line.applied("b", 5)
-        line.applied("c", 4)
-    assert (line.in_sync, line.high_watermark) == ("abc", 4)
-    line.after(1)
-    assert (line.in_sync, line.high_watermark) == ("ab", 5)
-
-
-def test_who_lags_steadily_by_less_than_the_time_out_stays() -> None:
-    line = Line()
-    for seq in range(1, 60):
-        line.written(seq)
-        line.applied("b", seq)
-        line.applied("c", max(0, seq - 9))
-        line.after(INSYNC_MS // 10)
-        assert line.in_sync == "abc"
-
-
-def test_under_steady_load_a_mirror_comes_back_without_meeting_the_end() -> None:
-    line = Line()
-    line.written(50)
-    line.applied("b", 50)
-    line.after(INSYNC_MS + 1)
-    line.applied("b", 50)
-    assert line.in_sync == "ab"
-    for seq in range(51, 60):
-        line.after(100)
-        line.written(seq)
-        line.applied("b", seq - 1)
-        line.applied("c", seq - 1)
-    assert line.in_sync == "abc"
-
-
 def test_who_lacks_what_is_acknowledged_does_not_come_back() -> None:
     line = Line()
     line.booted("c", "2")
@@ -238,45 +157,7 @@ def test_who_lacks_what_is_acknowledged_does_not_come_back() -> None:
     assert line.in_sync == "ab"
 
 
-def test_who_lacks_an_old_end_does_not_come_back_though_nothing_is_acknowledged() -> None:
-    line = Line()
-    line.written(5)
-    line.after(INSYNC_MS + 1)
-    assert line.in_sync == "a"
-    line.applied("b", 4)
-    assert line.in_sync == "a"
-    line.applied("b", 5)
-    assert (line.in_sync, line.high_watermark) == ("ab", 5)
-
-
-def test_an_idle_wheel_keeps_its_mirrors() -> None:
-    line = Line()
-    line.after(100 * INSYNC_MS)
-    assert line.in_sync == "abc"
-
-
-def test_who_was_not_heard_on_an_idle_wheel_is_not_waited_for() -> None:
-    line = Line()
-    for _ in range(20):
-        line.after(INSYNC_MS // 10)
-        line.applied("b", 0)
-    line.written(1)
-    line.applied("b", 1)
-    assert (line.in_sync, line.high_watermark) == ("abc", 0)
-    line.after(0)
-    assert (line.in_sync, line.high_watermark) == ("ab", 1)
-
-
 # --- pushing
-
-
-def test_each_seq_is_pushed_once_in_batches_and_within_bounds() -> None:
-    line = Line("ab")
-    line.written(95)
-    assert line.pushes() == [("b", 1, 10), ("b", 11, 20), ("b", 21, 30), ("b", 31, 40)]
-    assert line.pushes() == []
-    line.applied("b", 10)
-    assert line.pushes() == [("b", 41, 50)]
 
 
 def test_without_progress_one_batch_is_pushed_again_until_it_is_answered() -> None:
@@ -318,15 +199,6 @@ def test_progress_puts_the_time_out_off() -> None:
     line.applied("b", 10)
     line.after(PUSH_MS)
     assert line.pushes() == []
-
-
-def test_what_was_under_way_to_who_is_not_heard_is_pushed_again_when_it_is() -> None:
-    line = Line("ab")
-    line.written(5)
-    line.pushes()
-    line.applied("b", 2)
-    assert line.pushes(reachable="") == []
-    assert line.pushes() == [("b", 3, 5)]
 
 
 def test_another_disk_is_pushed_nothing() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.wheel_folder import list_wheels, load_meta
-from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.bundle import NO_BUNDLE
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.node.events import (
@@ -37,8 +36,8 @@ from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from delaywheel_replica.server.commit.committer import Request
 from delaywheel_replica.server.commit.near_cancels import AHEAD_S
 from delaywheel_replica.server.commit.outside import GroupJob
-from sim.machine.disk import Crash, Fault, SimulatedDisk
-from support.server.driven import DATA, ONE, TWO, Driven, slot_files
+from sim.machine.disk import Fault, SimulatedDisk
+from support.server.driven import DATA, ONE, TWO, Driven
 from support.wheels.messages import BASE_SLOT, columns_of, message
 
 # --- opening and leaving
@@ -129,33 +128,6 @@ def test_the_wheel_of_a_life_before_is_never_written_again(
     assert second.stored(ONE) == [message()]
 
 
-def test_no_crash_while_opening_opens_a_wheel_twice(disk: SimulatedDisk) -> None:
-    """The process ends before each effect of a start, in turn; the next start succeeds."""
-    node = Driven(disk)
-    for effects in range(100):
-        number = node.state.last_number + 1
-        spare = Spare(WheelId("n1", number), 0, {"n1": node.state.storage}, 1)
-        node.store.save(replace(node.state, open=None, spare=spare, last_number=number))
-        node.store.release()
-        disk.restart()
-        node = Driven(disk)
-        disk.crash_after(effects)
-        try:
-            node.tick()
-        except Crash:
-            disk.restart()
-            node = Driven(disk)
-            node.tick()  # raises, if it makes a wheel that was made before
-            node.tick(1_000)
-            if node.state.open is not None:
-                assert node.produce(message()).said == f"n1.{number}"
-            continue
-        break
-    disk.crash_at_effect = None
-    assert effects > 5
-    assert node.produce(message()).said == f"n1.{number}"
-
-
 def test_a_node_that_stops_leaves_its_wheel_and_wants_none(ready: Driven) -> None:
     waits = ready.ask(message(1))
     ready.work()
@@ -182,14 +154,6 @@ def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready
     ready.hear(w2=None, floor=BASE_SLOT + 1)
     assert list_wheels(ready.disk, DATA) == [TWO]
     assert set(ready.row.heartbeat.wheels) == {TWO}
-
-
-def test_a_full_disk_does_not_keep_the_floor_from_freeing_it(ready: Driven) -> None:
-    ready.produce(message())
-    ready.disk.faults += [Fault("write", path_part="node.json") for _ in range(99)]
-    ready.hear(floor=BASE_SLOT + 1, fences=(Fence("n9", 1),), w1=None, w2=None)
-    assert slot_files(ready, ONE) == []
-    assert (ready.row.answers, ready.state.fenced) == ((), {})
 
 
 # --- how effects are carried out

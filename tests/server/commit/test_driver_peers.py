@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delaywheel.identity import WheelId
-from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.frames.checking import good_frames
-from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat
 from delaywheel_replica.core.protocol.messages import (
@@ -17,13 +13,11 @@ from delaywheel_replica.core.protocol.messages import (
     Frames,
     Gossip,
     Lacks,
-    WheelCard,
 )
 from delaywheel_replica.server.store.store import StoreLimits
 from sim.machine.disk import SimulatedDisk
-from support.server.driven import DATA, LATE_WINDOW_S, NOW_MS, ONE, TWO, Driven, slot_files
-from support.wheels.copies import bundled, copies_of
-from support.wheels.messages import BASE_SLOT, Message, columns_of, message
+from support.server.driven import LATE_WINDOW_S, NOW_MS, ONE, TWO, Driven, slot_files
+from support.wheels.messages import BASE_SLOT, Message, message
 
 
 @pytest.fixture
@@ -96,25 +90,6 @@ def test_a_damaged_frame_is_reported_to_the_caller_and_to_the_machine(pair: Driv
     assert pair.row.heartbeat.open is None
 
 
-def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
-    wheel = WheelId("n2", 1)
-    node = Driven(disk, nodes=("n1", "n2"))
-    card = WheelCard(wheel, {"n1": node.state.storage, "n2": "s2"}, 2, 7200)
-    meta = WheelMeta(wheel, card.members, 2, 7200)
-    other = SimulatedDisk()
-    OriginWheel.create(other, DATA, meta, HandleCache(other, 8)).append(
-        columns_of([message(1)]), accepted_at_ms=NOW_MS
-    )
-    node.driver.received("n2", Gossip(peer_heartbeat()))
-    node.work()
-    node.driver.received("n2", Frames(card, bundled(copies_of(other, DATA, wheel))))
-    assert [reported for _, reported in node.sent if isinstance(reported, Applied)] == []
-    node.work()
-    (applied,) = [reported for _, reported in node.sent if isinstance(reported, Applied)]
-    assert (applied.wheel, applied.prefix) == (wheel, 1)
-    assert node.stored(wheel) == [message(1)]
-
-
 # --- a disk without room, a disk that hangs
 
 
@@ -169,30 +144,6 @@ def test_of_a_full_disk_no_wheel_is_wasted(ready: Driven) -> None:
     ready.look()
     ready.tick()
     assert ready.produce(message(1)).said == "n1.2"
-
-
-def test_a_mirror_without_room_takes_and_fetches_nothing(disk: SimulatedDisk) -> None:
-    node = Driven(disk, nodes=("n1", "n2"))
-    wheel = WheelId("n2", 1)
-    card = WheelCard(wheel, {"n1": node.state.storage, "n2": "s2"}, 2, 7200)
-    other = SimulatedDisk()
-    OriginWheel.create(
-        other, DATA, WheelMeta(wheel, card.members, 2, 7200), HandleCache(other, 8)
-    ).append(columns_of([message(1)]), accepted_at_ms=NOW_MS)
-    frames = Frames(card, bundled(copies_of(other, DATA, wheel)))
-    node.driver.received("n2", Gossip(peer_heartbeat()))
-    node.store.room.refused(node.clock_ms)
-    node.tick()
-    gossip = [reported for _, reported in node.sent if isinstance(reported, Gossip)]
-    assert gossip[-1].heartbeat.disk_out
-    node.driver.received("n2", frames)
-    node.work()
-    assert wheel not in node.row.heartbeat.wheels
-    node.tick(10_000)
-    node.look()
-    node.driver.received("n2", frames)
-    node.work()
-    assert node.row.heartbeat.wheels[wheel].applied == 1
 
 
 def test_a_disk_that_hangs_is_refused_by_name_and_said_to_the_others(ready: Driven) -> None:

@@ -101,17 +101,6 @@ def test_with_synced_groups_a_new_boot_loses_nothing() -> None:
     assert not opened(disk, "boot-2", sync_groups=True).state.all_incomplete
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_what_was_acknowledged_without_a_sync_is_doubted_until_it_is_synced(before: bool) -> None:
-    disk = SimulatedDisk()
-    opened(disk, sync_groups=before).mirror(CARD, bundled(written_elsewhere()))
-    disk.restart()
-    looked_into(disk, sync_groups=not before)
-    disk.restart()
-    disk.lose_unsynced()
-    assert looked_into(disk, "boot-2", sync_groups=True).state.all_incomplete
-
-
 def test_all_that_a_synced_start_has_verified_survives_a_new_boot() -> None:
     disk = SimulatedDisk()
     opened(disk).mirror(CARD, bundled(written_elsewhere()))
@@ -318,18 +307,6 @@ def test_a_file_that_somebody_else_deleted_is_reported_no_more() -> None:
         now_ms[0] = now
         list(store.sweep(BASE_SLOT + 2))
         assert store.undeletable.paths == known
-
-
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_of_a_synced_group_that_failed_half_way_nothing_counts(error: int) -> None:
-    disk = SimulatedDisk()
-    store = opened(disk, sync_groups=True)
-    open_own(store)
-    disk.faults.append(Fault("write", error, f"{BASE_SLOT + 2}.slot"))
-    with pytest.raises(WheelBroken) as broken:
-        write(store, 0, 2)
-    assert len(broken.value.done.bundle) == 0
-    assert store.top_slot == BASE_SLOT
 
 
 def test_a_sync_that_fails_while_its_wheel_is_left_is_not_missed() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.files.undeletable import FIRST_PAUSE_MS, Undeletable
@@ -19,7 +18,6 @@ from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
     MetaDamaged,
     MetaTooNew,
-    WheelMissing,
     list_wheels,
     load_meta,
 )
@@ -410,18 +408,6 @@ def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
     assert (len(frames), absent) == (512, NO_SEQS)
 
 
-def test_a_closed_copy_is_cut_and_stays_so() -> None:
-    disk = SimulatedDisk()
-    store = opened(disk)
-    copies = written_elsewhere()
-    store.mirror(CARD, bundled(copies))
-    assert store.close_wheel(WHEEL, 2) == HeldWheel(CARD, 2, BASE_SLOT + 1, NO_SEQS, 2)
-    assert store.mirror(CARD, bundled(copies)).applied == 2
-    assert restarted(disk).held(WHEEL) == HeldWheel(CARD, 2, BASE_SLOT + 1, NO_SEQS, 2)
-    with pytest.raises(WheelMissing):
-        store.close_wheel(WheelId("node-1", 2), 2)
-
-
 def deleted(store: Store) -> list[object]:
     return list(store.delete_wheel(WHEEL))
 
@@ -662,23 +648,6 @@ def test_a_frame_that_the_medium_refuses_keeps_no_other_one_missing() -> None:
     disk.faults.append(Fault("write", errno.ENOSPC, ".slot"))
     with pytest.raises(OSError, match="space"):
         store.repair(CARD, copies)
-
-
-def test_rows_that_are_lost_while_a_node_runs_are_restored() -> None:
-    disk = SimulatedDisk()
-    store = opened(disk)
-    copies = written_elsewhere()
-    store.mirror(CARD, bundled(copies))
-    index = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
-    rows = disk.content(index)
-    disk.set_content(index, bytes(16) + rows[16:])
-    disk.flip_bit(layout.slot_path(index.parent, BASE_SLOT + 2), 700)
-    assert asked(store, 1, 5) == (NO_SEQS, SeqSet.of([1]))
-    assert asked(store, 4, 5) == (SeqSet.of([4]), NO_SEQS)
-    assert store.held(WHEEL).missing == SeqSet.of([1, 4])
-    assert finish(store.reading_again(WHEEL, SeqSet.of([1, 4, 9]))) == SeqSet.of([1])
-    assert store.held(WHEEL).missing == SeqSet.of([4])
-    assert disk.content(index) == rows
 
 
 def test_a_wheel_whose_identity_is_damaged_gets_it_from_where_it_is_registered() -> None:

@@ -226,25 +226,6 @@ async def test_a_commit_lets_go_the_half_that_was_handed_over_with_it(ends: Ends
     assert ends.asked[3].kind is Kind.COMMITS, "it was released before"
 
 
-async def test_a_half_that_is_handed_over_after_its_commit_is_let_go_once_it_is_held(
-    ends: Ends,
-) -> None:
-    """They may lie in two partitions."""
-    due_ms = wall_ms() + 60_000
-    handover = ends.begin()
-    handover.hand([commit(1, 2, due_ms)])
-    await until(lambda: len(ends.asked) == 1)
-    ends.asked[0].held()
-    handover.hand([half(2, due_ms), half(3, due_ms)])
-    await until(lambda: len(ends.asked) == 2)
-    ends.asked[1].held()
-    await until(lambda: len(ends.asked) == 3)
-    assert (ends.asked[2].kind, [*ends.asked[2].columns.ids[:, -1]]) == (Kind.RELEASES, [2])
-    ends.asked[2].refused(Reason.WHEEL_LOST)
-    found = await Answered(handover).all_of(1, 2, 3)
-    assert found[2] is RecordAnswer.HELD, "its commit is held: it goes at the end of its hold"
-
-
 @pytest.mark.parametrize(("reason", "writes"), [(Reason.NO_WHEEL, 2), (Reason.WHEEL_LOST, 3)])
 async def test_a_commit_that_was_surely_not_written_lets_no_half_go_that_comes_later(
     ends: Ends, reason: Reason, writes: int

@@ -235,11 +235,6 @@ class PretendedServer:
             self._answers.append((handed, answer))
         return len(served)
 
-    def break_off(self) -> None:
-        """The server is gone."""
-        self.answer(RecordAnswer.UNKNOWN, writes=False)
-        self.is_broken, self.room_bytes = True, 0
-
     def fileno(self) -> int:
         return 99
 

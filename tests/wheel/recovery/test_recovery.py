@@ -14,7 +14,6 @@ from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
     WheelMissing,
     load_checkpoint,
-    save_checkpoint,
 )
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
@@ -196,23 +195,6 @@ def test_frames_without_rows_are_found_behind_a_damaged_one_that_has_its_row() -
     assert isinstance(found.pop(3), DamagedFrame)
     del frames[3]
     assert found == frames
-
-
-@pytest.mark.parametrize("os_crashed", [False, True])
-def test_zeros_that_a_crash_left_of_a_repair_are_no_deleted_segment(*, os_crashed: bool) -> None:
-    disk, wheel, frames = wheel_of_three()
-    wheel.checkpoint()
-    save_checkpoint(disk, index_file(wheel).parent, Checkpoint(3, SeqSet.of([2])))
-    rows = disk.content(index_file(wheel))
-    disk.set_content(index_file(wheel), rows[:16] + bytes(16) + rows[32:])
-    disk.delete(slot_file(wheel, 1))
-    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
-    assert recovered == Recovered(3, [], SeqSet.of([2]), nowhere=SeqSet.of([2]))
-    hole = WheelReader(disk, DATA, wheel.wheel).frame(2)
-    assert isinstance(hole, DamagedFrame)
-    assert hole.reason is DamageReason.HOLE
-    del frames[2]
-    assert read_all(disk, DATA, wheel.wheel) == frames
 
 
 def test_deleted_slots_are_no_damage() -> None:

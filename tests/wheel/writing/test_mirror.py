@@ -517,26 +517,6 @@ def test_the_last_segment_stays_though_a_cut_made_it_the_last_while_others_are_d
     assert pair.reopened().last_seq == 4
 
 
-def test_an_origin_that_is_closed_while_it_is_swept_leaves_its_checkpoint_to_the_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else the copy's would say that the segments which the origin has deleted since are lost."""
-    small_segments(monkeypatch, 2)
-    pair = Pair()
-    disk, origin = pair.origin_disk, pair.origin
-    origin.raise_floor(BASE_SLOT + 3)
-    deleting = origin.delete_finished(Undeletable())
-    assert [next(deleting) for _ in range(3)] == [BASE_SLOT, BASE_SLOT + 1, BASE_SLOT + 2]
-    origin.close()
-    copy = MirrorWheel.open(disk, DATA, pair.wheel, HandleCache(disk, 2))
-    list(deleting)
-    copy.checkpoint()
-    copy.close()
-    floor = BASE_SLOT + 3
-    recovered = recover_wheel(disk, DATA, pair.wheel, os_crashed=False, floor=floor)
-    assert recovered == Recovered(5, [], NO_SEQS)
-
-
 def test_what_an_earlier_process_noted_as_missing_outlives_the_machine() -> None:
     """It died behind the rename: the file has its name, which is perhaps not on the medium."""
     pair = Pair()
@@ -721,15 +701,6 @@ def test_a_row_that_is_lost_after_a_start_that_could_not_read_its_frame_is_resto
     pair.disk.failing_reads = None
     pair.disk.zero_somewhere("index", Random(0))
     assert finish(pair.mirror.reading_again(SeqSet.of([5]))) == SeqSet.of([5])
-
-
-def test_rows_that_are_lost_twice_are_restored_twice() -> None:
-    pair = Pair()
-    pair.append(pair.copies)
-    for _ in range(2):
-        pair.disk.zero_somewhere("index", Random(0))  # all of it
-        pair.mirror.note_damaged(3)
-        assert finish(pair.mirror.reading_again(SeqSet.of([3]))) == SeqSet.of([3])
 
 
 def test_a_segment_that_takes_no_rows_moves_to_a_new_file() -> None:
