@@ -115,16 +115,6 @@ def test_dead_peers_cost_next_to_nothing() -> None:
         assert time.process_time() - began_s < 0.2 * lasted_s
 
 
-def test_another_storage_after_a_death_is_taken() -> None:
-    members = free_members()
-    with Site(identity("n1"), members) as one:
-        with PeerProcess("n2", members):
-            one.wait_connected("n2")
-        with PeerProcess("n2", members, storage="emptied"):
-            one.wait_connected("n2")
-            assert one.state("n2").storage == "emptied"
-
-
 @pytest.mark.usefixtures("pings")
 def test_a_peer_that_hangs_is_found_out_and_does_not_fill_the_memory() -> None:
     members = free_members()

@@ -8,29 +8,6 @@ from local.loopback.kafka import free_ports
 from support.peers.site import Site, free_members, identity
 
 
-def test_a_second_process_with_a_node_id_waits_until_the_first_is_gone() -> None:
-    members = free_members()
-    elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
-    with Site(identity("n1"), members) as one:
-        with Site(identity("n2"), members) as first:
-            one.wait_connected("n2")
-            second = Site(identity("n2", storage="other-disk"), elsewhere)
-            second.__enter__()
-            second.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
-            refusal = one.state("n2").refusal
-            assert refusal is not None
-            assert "disk-n2" in refusal.text
-            assert "other-disk" in refusal.text
-            assert one.state("n2").connection is Connection.CONNECTED
-            assert one.state("n2").storage == "disk-n2"
-            one.network.send("n2", Vote(1))
-            first.wait("heard", lambda: first.came)
-            assert not one.broken
-        second.network.send("n1", Vote(2))
-        one.wait("the second is heard", lambda: one.state("n2").storage == "other-disk")
-        second.network.stop()
-
-
 @pytest.mark.parametrize("boot", ["elsewhere", "boot"])
 def test_a_copied_folder_never_takes_the_place_of_the_first(boot: str) -> None:
     """Two nodes with one storage would keep replacing each other's streams."""

@@ -9,8 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +23,6 @@ from cryptography.hazmat.primitives import serialization
 from delaywheel import Client, Tls
 from delaywheel.client.exchange.channel import tls_fault
 from delaywheel.errors import RefusedError, TimedOutError
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.server.access.faults import certificate_faults
 from delaywheel_replica.server.certificates import (
     CertificateError,
@@ -35,7 +31,6 @@ from delaywheel_replica.server.certificates import (
 )
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
-from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess, config_for
 from support.services.waiting import wait_to_be_told, wait_until
 
@@ -252,36 +247,6 @@ def test_a_client_takes_renewed_files(good: Authority, other: Authority, tmp_pat
             wait_until("the new files are taken", gets_in)
 
 
-@pytest.mark.parametrize(("plain", "peer_tls"), [((), "required"), (("n1",), "prefer")])
-def test_nodes_ask_each_other_by_tls(
-    good: Authority, tmp_path: Path, plain: tuple[str], peer_tls: str
-) -> None:
-    """Also while they are being switched over, one after the other."""
-    ports = free_ports(2)
-    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(ports, 1)}
-    cert, key = good.sign("operator", "operator@example.org")
-    tls = Tls(good.file, cert, key)
-    with ExitStack() as stack:
-        servers: dict[str, ServerProcess] = {}
-        for node in members:
-            wants = {} if node in plain else tls_settings(good, wants_certificates=not plain)
-            if wants:
-                wants |= {"tls_ca": str(good.file), "peer_tls": peer_tls}
-            server = ServerProcess(tmp_path / node, node_id=node, members=members, **wants)
-            server.start(prepare=partial(_follow, servers.get("n1")))
-            stack.callback(server.kill)
-            servers[node] = server
-        asked = Nodes(servers["n2"].address or "", tls)
-        request = pb.DescribeClusterRequest(all_members=True)
-
-        def all_answer() -> bool:
-            answer = ask(asked, lambda stub: stub.DescribeCluster(request, timeout=30))
-            assert len(answer.members) == 2
-            return not any(each.silent for each in answer.members)
-
-        wait_until("each answers the other", all_answer)
-
-
 def test_metrics_over_tls_show_a_renewed_certificate(
     good: Authority, other: Authority, tmp_path: Path
 ) -> None:
@@ -310,11 +275,6 @@ def test_metrics_over_tls_show_a_renewed_certificate(
         put(other)
         wait_until("the new certificate is shown", lambda: healthy(other))
         assert not healthy(good)
-
-
-def _follow(leader: ServerProcess | None, cleaner: FakeCleaner) -> None:
-    cleaner.nodes, cleaner.min_insync = 2, 1
-    cleaner.follows = None if leader is None else leader.cleaner
 
 
 def test_refused_files_are_named(good: Authority, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
 )
 from delaywheel_replica.core.election.id_turns import RESERVED
-from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
 from delaywheel_replica.core.protocol.control import (
     REMOVED,
@@ -45,12 +44,11 @@ from delaywheel_replica.core.protocol.reschedules import (
 )
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
-from sim.kafka.log import TOMBSTONE_US
 from sim.kafka.ports import SimKafkaClient
 from sim.kafka.producers import SimProducers
 from support.cleaner.committing import AllGoes
 from support.cleaner.place import NAMES, Place
-from support.core.values import heartbeat, wheel_heartbeat
+from support.core.values import heartbeat
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 SOON_S = 20.0
@@ -65,26 +63,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 # --- standing
-
-
-def test_it_asks_and_with_a_vote_it_leads(place: Place) -> None:
-    took_s = place.until(lambda: place.view.prevote_request is not None)
-    assert took_s >= MIN_SILENCE_MS / 1000
-    assert place.view.role is Role.STANDBY
-    place.agrees = {"c"}
-    place.until(lambda: place.view.role is Role.LEADING)
-    view = place.view
-    assert view.prevote_request is None
-    assert view.leader is not None
-    assert (view.leader.node, view.leader.epoch) == ("a", view.epoch)
-    assert place.leadership.counters["elections"] == 1
-
-
-def test_while_a_leader_is_heard_nobody_asks_and_then_soon(place: Place) -> None:
-    place.hears_leader = True
-    place.never(lambda: place.view.prevote_request is not None, for_s=10)
-    place.hears_leader = False  # reported as never heard: its connection broke
-    assert place.until(lambda: place.view.prevote_request is not None) < MIN_SILENCE_MS / 1000
 
 
 def test_a_standby_turns_less_often_while_a_leader_is_heard(place: Place) -> None:
@@ -115,32 +93,6 @@ def test_a_pause_is_the_leaders_alone(place: Place) -> None:
     place.until(lambda: place.leadership.pause_s == 0)
 
 
-def test_where_one_is_enough_nobody_stands_while_the_control_topic_is_written(
-    tmp_path: Path,
-) -> None:
-    place = Place(tmp_path, required=1)
-    with place.scheduler:
-        written_until_s = 8
-
-        def rival() -> None:
-            client = place.client("b")
-            client.check(has_wheels=False)
-            producers = client.producers()
-            producers.init(0, 5_000)
-            while place.clock.monotonic() < started + written_until_s:
-                producers.begin(0)
-                producers.commit(0, Record(NAMES.control, b"key", b"", [], partition=0), 2_000)
-                place.scheduler.sleep(0.3)
-
-        started = place.clock.monotonic()
-        place.scheduler.spawn("rival", rival)
-        place.until(lambda: place.view.control_offset >= 0)
-        place.never(lambda: place.view.role is not Role.STANDBY, for_s=written_until_s - 1)
-        place.until(lambda: place.view.role is Role.CANDIDATE)
-        assert place.clock.monotonic() - started >= written_until_s - 0.3 + MIN_SILENCE_MS / 1000
-        place.until(place.in_term)
-
-
 def test_no_turn_waits_while_kafka_is_away(place: Place) -> None:
     place.kafka.stop()
     place.agrees = {"b"}
@@ -150,22 +102,6 @@ def test_no_turn_waits_while_kafka_is_away(place: Place) -> None:
     assert set(place.iterations_us) == {0}
     place.kafka.start()
     place.until(place.in_term)
-
-
-def test_while_it_waits_for_kafka_it_says_so_and_until_when_it_counts(place: Place) -> None:
-    place.lead()
-    place.kafka.faults.commit_us = (1_500_000, 1_500_000)
-    began_ms = place.clock.monotonic_ms()
-    place.until(lambda: place.leadership.waiting is not None)
-    place.until(lambda: place.leadership.waiting is None)
-    place.until(lambda: place.leadership.waiting is not None)
-    waiting = place.leadership.waiting
-    assert waiting is not None
-    assert waiting.since_ms is not None
-    assert began_ms + 1_500 < waiting.since_ms == place.clock.monotonic_ms()
-    # The last commit was just before, and took as long.
-    assert 1_500 * PATIENCE - 400 <= waiting.until_ms - waiting.since_ms <= 1_600 * PATIENCE
-    place.never(lambda: not place.in_term(), for_s=20)
 
 
 def test_a_leader_whose_records_are_being_answered_counts_for_longer(
@@ -199,16 +135,6 @@ def test_a_leader_that_reads_for_long_is_heard_and_stays(place: Place) -> None:
 # --- leaving
 
 
-def test_who_is_heard_by_too_few_leaves_term(place: Place) -> None:
-    place.lead()
-    place.heard = set()
-    place.until(lambda: not place.in_term(), within_s=1.5)
-    assert place.view.epoch is None
-    place.never(place.in_term, for_s=5)
-    place.heard = {"c"}
-    place.until(place.in_term)
-
-
 def test_what_it_committed_is_still_reported_though_kafka_is_away(place: Place) -> None:
     """It has not read that back: while it led, no other node could commit."""
     place.lead()
@@ -218,26 +144,6 @@ def test_what_it_committed_is_still_reported_though_kafka_is_away(place: Place) 
     place.until(lambda: not place.in_term())
     assert place.view.state == state
     place.never(lambda: place.view.state != state, for_s=20)
-
-
-def test_a_clock_that_leaves_the_others_hands_over_at_once(place: Place) -> None:
-    place.lead()
-    place.peers_ahead_ms = 400
-    place.never(lambda: not place.in_term(), for_s=2)
-    place.peers_ahead_ms = 600
-    assert place.until(lambda: not place.in_term()) < 0.3
-    place.never(lambda: place.view.prevote_request is not None, for_s=10)
-    place.peers_ahead_ms = 0
-    place.until(place.in_term)
-
-
-def test_who_lags_a_second_hands_over_to_who_holds_more(place: Place) -> None:
-    place.lead()
-    place.give_wheel("b")
-    place.heartbeats["b"] = heartbeat("b", draining=True, open_=B1, wheels={B1: wheel_heartbeat(5)})
-    assert 1.0 <= place.until(lambda: not place.in_term()) < 1.3
-    place.heartbeats["a"] = heartbeat("a", draining=True, wheels={B1: wheel_heartbeat(5)})
-    assert place.until(place.in_term, within_s=8) > 2 * MIN_SILENCE_MS / 1000
 
 
 def test_who_has_lost_all_ids_leads_again_without_those_that_kafka_keeps(
@@ -429,22 +335,6 @@ def test_all_nodes_hear_that_answers_about_halves_are_not_heard(
 # --- what a leader wants of the others
 
 
-def test_a_left_wheel_is_closed_by_the_answers_and_beats_of_the_others(place: Place) -> None:
-    place.lead()
-    place.give_wheel("a")
-    place.heartbeats["a"] = heartbeat(
-        "a", draining=True, last_number=1, wheels={A1: wheel_heartbeat(4)}
-    )
-    place.until(lambda: place.view.fences == (Fence("a", 1),))
-    place.answers = (answer("b", 7), answer("c", 5))
-    place.until(lambda: place.view.limits == {A1: 7})
-    assert place.view.state.wheels[A1].closed_at is None
-    place.heartbeats["b"] = heartbeat("b", draining=True, wheels={A1: wheel_heartbeat(7)})
-    place.heartbeats["c"] = heartbeat("c", draining=True, wheels={A1: wheel_heartbeat(7)})
-    place.until(lambda: place.view.state.wheels[A1].closed_at == 7)
-    place.until(lambda: (place.view.fences, place.view.limits) == ((), {}))
-
-
 def test_what_was_wanted_in_term_is_wanted_no_more_when_it_is_left(place: Place) -> None:
     place.lead()
     place.give_wheel("a")
@@ -461,20 +351,6 @@ def test_a_node_that_is_silent_is_fenced(place: Place) -> None:
     place.heard.remove("c")
     took_s = place.until(lambda: place.view.fences == (Fence("c", 1),), within_s=12)
     assert SILENT_MS / 1000 <= took_s < SILENT_MS / 1000 + 0.5
-
-
-def test_silent_is_whom_fewer_than_r_hear(tmp_path: Path) -> None:
-    place = Place(tmp_path, required=3)
-    with place.scheduler:
-        place.agrees = {"b", "c"}
-        place.until(lambda: place.view.role is Role.LEADING)
-        place.heartbeats["c"] = heartbeat("c", draining=True, heard={"b": 0})
-        place.give_wheel("b", hears="c")
-        place.give_wheel("c", hears="b")
-        place.never(lambda: bool(place.view.fences), for_s=SILENT_MS / 1000)
-        # The leader hears c still; b does not.
-        place.heartbeats["b"] = replace(place.heartbeats["b"], heard={})
-        place.until(lambda: place.view.fences == (Fence("c", 1),))
 
 
 def test_a_new_leader_first_listens_for_as_long_as_a_node_has_to_be_silent(place: Place) -> None:
@@ -513,23 +389,6 @@ def test_what_the_operator_said_goes_with_the_term(place: Place) -> None:
     place.never(lambda: place.view.state.nodes["c"].storage == "old", for_s=1.0)
 
 
-def test_what_was_unregistered_in_a_term_does_not_come_back_after_it(place: Place) -> None:
-    """Not even when the compacted topic no longer has any trace of it."""
-    place.lead()
-    place.give_wheel("a")
-    lose_term(place)
-    assert A1 in place.view.state.wheels
-    place.heartbeats["a"] = heartbeat("a", draining=True, last_number=1)
-    place.until(lambda: place.view.fences == (Fence("a", 1),))
-    place.answers = (answer("b", 0), answer("c", 0))
-    place.until(lambda: A1 not in place.view.state.wheels, within_s=20)
-    place.scheduler.run_for(TOMBSTONE_US / 1e6 + 1)
-    assert place.in_term()
-    lose_term(place)
-    assert A1 not in place.view.state.wheels
-    place.never(lambda: bool(place.view.fences), for_s=2)
-
-
 # --- what callers wait for
 
 MESSAGE = MessageKey(bytes(16), 1, "orders")
@@ -550,14 +409,6 @@ def test_each_request_is_an_ask_for_a_commit(
     assert place.leadership.asked_s == float("-inf")
     ask(place.leadership)
     assert place.leadership.asked_s == place.clock.monotonic()
-
-
-def lose_term(place: Place) -> None:
-    """Ends its term, and comes to lead again."""
-    place.kafka.cut("a")
-    place.until(lambda: not place.in_term())
-    place.kafka.mend("a")
-    place.until(place.in_term)
 
 
 def answer(node: str, seq: int) -> Promise:
