@@ -14,13 +14,10 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.server.access.callers import ANYBODY, CallContext
 from delaywheel_replica.server.changing.cancels import CancelMany
-from delaywheel_replica.server.changing.pending import Decided
-from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.search import Page
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.server.server_process import ServerProcess
@@ -126,28 +123,6 @@ def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess)
     assert server.stub.GetMessage(state).message.state == pb.MESSAGE_STATE_PENDING
 
 
-def test_a_page_holds_so_many_and_the_next_one_the_others(server: ServerProcess) -> None:
-    handles = produce(server, b"pages", *(now_ms() + 90_000 + 900 * n for n in range(5)))
-    answers = all_pages(asked(b"pages", limit=2), lambda request: taken(server, request))
-    assert all(len(answer.results) <= 2 for answer in answers)
-    assert outcomes(*answers) == dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
-
-
-def test_what_is_due_at_once_is_too_late(server: ServerProcess) -> None:
-    (handle,) = produce(server, b"soon", now_ms() + 50)
-    answer = server.stub.CancelMany(asked(b"soon"), timeout=20)
-    assert outcomes(answer) == {handle: pb.CANCEL_OUTCOME_TOO_LATE}
-
-
-@pytest.mark.parametrize(
-    "filter_", [pb.Filter(), pb.Filter(from_ms=1, to_ms=2), pb.Filter(from_ms=1)]
-)
-def test_a_time_alone_withdraws_nothing(server: ServerProcess, filter_: pb.Filter) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        server.stub.CancelMany(pb.CancelManyRequest(filter=filter_), timeout=20)
-    assert Reason.FILTER_MISSING.advice in str(caught.value)
-
-
 def test_nothing_is_withdrawn_while_nobody_leads(server: ServerProcess) -> None:
     produce(server, b"nobody", now_ms() + 60_000)
     server.cleaner.role = Role.STANDBY
@@ -190,44 +165,3 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
         pb.CancelManyResponse(looked=pb.Looked(node="n1"))
     ] * 8
     await many.cancel_many(asked(b"k"), CallContext(ANYBODY, ""))
-
-
-async def test_half_messages_are_left_alone_and_counted() -> None:
-    """Their senders would hear that they are committed, and nothing would be delivered."""
-    states = [
-        pb.MESSAGE_STATE_HELD,
-        pb.MESSAGE_STATE_PENDING,
-        pb.MESSAGE_STATE_COMMITTED,
-        pb.MESSAGE_STATE_ROLLED_BACK,
-    ]
-    found = [
-        pb.StoredMessage(
-            handle=f"n1.1:1:{n:032x}:orders",
-            id=bytes([n] * 16),
-            due_ms=1,
-            state=state,
-            topic="orders",
-        )
-        for n, state in enumerate(states)
-    ]
-    named: list[list[bytes]] = []
-
-    async def page(_: object, __: str) -> Page:
-        return Page(found)
-
-    async def cancel(references: list[Reference], _: float, _sharer: object) -> list[Decided]:
-        named.append([each.id for each in references])
-        return [Decided(CancelDecision.CANCELLED)] * len(references)
-
-    view: Any = SimpleNamespace(
-        cleaner=SimpleNamespace(leading=object, status=None),
-        status=lambda: SimpleNamespace(heartbeat=SimpleNamespace(node="n1")),
-    )
-    search: Any = SimpleNamespace(page=page)
-    finder: Any = SimpleNamespace(leader_address=lambda _: None)
-    groups: Any = SimpleNamespace(cancel=cancel)
-    many = CancelMany(view, finder, search, groups, cast("Any", None))
-    answer = await many.cancel_many(asked(b"k"), CallContext(ANYBODY, ""))
-    assert named == [[found[1].id]]
-    assert [result.handle for result in answer.results] == [found[1].handle]
-    assert answer.halves == 2

@@ -238,22 +238,6 @@ def test_a_due_that_passes_before_it_is_decided_gives_way_to_a_later_one(
     assert found.due_ms == reported.due_ms
 
 
-def test_a_due_that_the_id_has_already_or_that_is_too_far_is_refused(
-    server: ServerProcess,
-) -> None:
-    id_, to_ms = b"t" * 16, in_ms(90_000)
-    produce(server, to_ms, id=id_)
-    handle = produce(server, in_ms(60_000), id=id_)
-    for due_ms, reason in (
-        (to_ms, Reason.DUE_TAKEN),
-        (in_ms(10**9), Reason.DUE_BEYOND_SPAN),
-        (0, Reason.DUE_INVALID),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            reschedule(server, handle, due_ms)
-        assert reason.advice in str(caught.value)
-
-
 def test_who_asks_again_once_the_old_second_is_deleted_is_told_the_same(
     server: ServerProcess,
 ) -> None:

@@ -703,20 +703,6 @@ def test_a_row_that_is_lost_after_a_start_that_could_not_read_its_frame_is_resto
     assert finish(pair.mirror.reading_again(SeqSet.of([5]))) == SeqSet.of([5])
 
 
-def test_a_segment_that_takes_no_rows_moves_to_a_new_file() -> None:
-    pair = Pair()
-    pair.append(pair.copies[:4])
-    reader = WheelReader(pair.disk, DATA, pair.wheel)
-    assert isinstance(reader.frame(4), Frame)
-    pair.disk.spoil(layout.index_path(pair.folder, 0), 0, 1, wears=True)  # all rows so far
-    for seq in range(1, 5):
-        pair.mirror.note_damaged(seq)
-    assert finish(pair.mirror.reading_again(pair.mirror.missing)) == SeqSet([(1, 4)])
-    pair.append(pair.copies)
-    pair.assert_same()
-    assert isinstance(reader.frame(5), Frame), "who had the old file open continues in the new one"
-
-
 def test_rows_that_nothing_restores_stay_unreadable_when_their_segment_moves() -> None:
     pair = Pair()
     pair.append(pair.copies)
@@ -776,24 +762,6 @@ def test_a_reader_finds_the_rows_of_a_segment_that_moved_without_asking_for_the_
         pair.mirror.note_damaged(seq)
     finish(pair.mirror.reading_again(pair.mirror.missing))
     assert not reader.holes_anywhere(5, NO_SEQS)
-
-
-def test_a_slot_file_moves_once_all_frames_of_a_bad_page_have_come() -> None:
-    pair = Pair()
-    pair.append(pair.copies[:4])
-    pair.disk.spoil(pair.slot_path(), 0, 1)  # of frames 1 and 3; 5 goes behind them
-    with pytest.raises(OSError, match=r"\.slot"):
-        pair.append(pair.copies)
-    assert pair.mirror.missing == SeqSet.of([1, 3])
-    assert [fault.reason for fault in pair.repair(pair.copies[:1])] == [DamageReason.UNREADABLE]
-    assert pair.mirror.not_returned == SeqSet.of([1])
-    assert pair.repair(pair.copies[2:3]) == []
-    assert not pair.mirror.missing
-    assert pair.append(pair.copies) is None
-    pair.assert_same()
-    pair.mirror.checkpoint()
-    pair.disk.lose_unsynced()
-    assert pair.reopened(os_crashed=True) == Recovered(5, [], NO_SEQS)
 
 
 def test_a_slot_file_moves_off_a_page_that_large_frames_share() -> None:
