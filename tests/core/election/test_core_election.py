@@ -250,35 +250,6 @@ def test_epoch_and_role_are_reported_only_in_term() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "phase"),
-    [
-        (["r-1", "r-1"], ElectionPhase.RESTING),
-        (["r-1"], ElectionPhase.STANDBY),
-        ([], ElectionPhase.STANDBY),
-        (["r-1", "other"], ElectionPhase.STANDBY),
-        (["other", "r-1"], ElectionPhase.STANDBY),
-        (["other", "other"], ElectionPhase.STANDBY),
-        (["r-0", "r-0"], ElectionPhase.STANDBY),
-    ],
-)
-def test_only_own_tokens_with_every_id_make_a_leader(
-    tokens: list[str], phase: ElectionPhase
-) -> None:
-    state = ControlState(progress=Progress(0, None))
-    for index, token in enumerate(tokens):
-        state = state.apply(*leader_record(index, "a", token), 40 + index)
-    election = reading()
-    election.step(ControlRead(START_MS, "r-1", state))
-    assert election.phase is phase
-
-
-def test_nobody_leads_on_a_topic_that_lacks_what_was_read_there() -> None:
-    election = reading()
-    read = ControlRead(START_MS, "r-1", control("r-1"), incomplete=True)
-    assert election.step(read) == [DestroyProducers(EndReason.CONTROL_INCOMPLETE)]
-
-
 def test_whoever_was_overtaken_before_says_nothing_of_the_topic() -> None:
     read = ControlRead(START_MS, "r-1", control("other"), incomplete=True)
     assert reading().step(read) == [DestroyProducers(EndReason.MARK_OVERWRITTEN)]
@@ -505,18 +476,6 @@ def test_a_mark_whose_end_was_perhaps_sent_twice_is_a_mark() -> None:
     election.step(InitsDone(START_MS, "r-1"))
     loose = TransactionState.COMMITTED_LOOSE
     assert election.step(MarkReport(START_MS, "r-1", 0, loose)) == [CommitMark("r-1", 1)]
-
-
-def test_a_leader_rests_until_it_holds_all_and_its_clock_has_passed_w() -> None:
-    election = resting()
-    w = WALL_MS + START_MS + 300
-    assert election.step(tick(START_MS + 100, due_ms=w)) == []
-    assert election.step(tick(START_MS + 299, due_ms=w, holds_progress=False)) == []
-    assert election.step(tick(START_MS + 300, due_ms=w)) == [IdleCommit("r-1")]
-    unheld = tick(START_MS + 301, due_ms=w, holds_progress=False)
-    assert election.step(unheld) == [IdleCommit("r-1")]
-    assert election.step(tick(START_MS + 301, due_ms=w)) == [StartForwarding(), IdleCommit("r-1")]
-    assert election.phase is ElectionPhase.LEADING
 
 
 def test_a_leader_goes_on_when_w_was_set_back() -> None:

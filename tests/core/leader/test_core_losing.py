@@ -36,16 +36,6 @@ def of_a1(*seqs: int) -> FrameSet:
 
 
 FOUR = of_a1(4)
-NOBODY = (holder("a", 4), holder("b", 4), holder("c", 4))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "lost"),
-    [("abc", True), ("abcd", True), ("ab", False), ("bc", False), ("abd", False), ("", False)],
-)
-def test_a_frame_is_lost_when_all_members_lack_it(nodes: str, lost: bool) -> None:
-    lacks = {(A1, 4): frozenset(nodes)}
-    assert frames_lost(STATE, {}, sought(*NOBODY, lacks=lacks)) == (FOUR if lost else NO_FRAMES)
 
 
 def test_a_replaced_member_lacks_everything() -> None:
