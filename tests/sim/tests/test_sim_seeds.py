@@ -5,19 +5,25 @@ those of `mixed`, and dangers of each kind have their drills. A night has all of
 """
 
 import os
+import re
 import subprocess
 import sys
 from functools import cache
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from sim.checking.calm import are_clocks_right, is_calm_when_set_back
-from sim.plans.plan import Action, Plan, Request
+from sim.plans import ingress
+from sim.plans.faults import FAULTS
+from sim.plans.ingress_faults import INGRESS_FAULTS
+from sim.plans.plan import Action, Plan, Request, Step
 from sim.plans.profiles import PROFILES, draw
 from sim.plans.run import Choice, Outcome, run_seed
 from sim.plans.shrink import shrink
+from sim.plans.stage import Stage
 from support.process.night import NIGHT
 
 TESTS = Path(__file__).parents[2]
@@ -33,6 +39,13 @@ SEEDS = dict(zip(sorted(PROFILES), cycle(SHORT), strict=False)) | {"brokers": 59
 PUSHED = frozenset(
     ("ahead", "calm", "changes", "halves", "ingress", "media", "members", "mixed", "own_topics")
 )
+IN_DRILLS = frozenset(
+    (
+        *("coordinator_moves", "leaders_move", "lose_end", "mute", "old_release", "put_back"),
+        "slow_first_init",
+    )
+)
+"""Faults that are drawn by no profile: each has a meaning at one moment alone."""
 RUN = PROFILES.keys() if NIGHT else PUSHED
 
 
@@ -54,6 +67,22 @@ def test_a_push_may_draw_every_fault() -> None:
         {draw for name in names for draw in PROFILES[name].draws} for names in (PROFILES, PUSHED)
     )
     assert pushed == all_draws
+
+
+def test_every_fault_is_drawn_by_a_profile_or_is_a_drills_own() -> None:
+    draws = {each for profile in PROFILES.values() for each in profile.draws}
+    draws |= {*ingress.OFTEN, *ingress.SELDOM}
+    steps: list[Step] = []
+    for number in range(40):
+        stage = Stage(Random(number), ("a", "b", "c"), 30_000, 10_000, "a")
+        steps += (action for one in draws for action in one(stage))
+    for number, name in product(range(5), ("halves", "members")):  # what these draw beside
+        steps += draw(number, profile=name).steps
+    drawn = {step.kind for step in steps if isinstance(step, Action)}
+    assert FAULTS.keys() | INGRESS_FAULTS.keys() == drawn | IN_DRILLS
+    assert not drawn & IN_DRILLS
+    drills = "".join(file.read_text() for file in (TESTS / "sim" / "drills").glob("*.py"))
+    assert not [name for name in IN_DRILLS if not re.search(rf'"{name}"|script\.{name}\(', drills)]
 
 
 def test_a_seed_is_one_run_whatever_the_hashes() -> None:
