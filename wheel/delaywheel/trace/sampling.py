@@ -15,7 +15,6 @@ A refused message has no further way, so that the sample loses nothing; and a qu
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from threading import Lock
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -33,12 +32,15 @@ class Chosen(NamedTuple):
 
 
 class Sampling:
-    """Chooses events; thread-safe."""
+    """Chooses events.
+
+    Threads may call it at once, and there is no lock that a fork could keep: then a few failures
+    more are kept in that second.
+    """
 
     def __init__(self, share: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._below: Final = int(share * _HASHES)
         self._now_s: Final = now_s
-        self._lock: Final = Lock()
         self._second = 0
         self._failures = 0
 
@@ -76,9 +78,8 @@ class Sampling:
     def _allowed(self, count: int) -> int:
         """Returns how many of so many failures are kept."""
         second = int(self._now_s())
-        with self._lock:
-            if second != self._second:
-                self._second, self._failures = second, 0
-            allowed = min(count, MOST_FAILURES - self._failures)
-            self._failures += allowed
+        if second != self._second:
+            self._second, self._failures = second, 0
+        allowed = min(count, max(0, MOST_FAILURES - self._failures))
+        self._failures += allowed
         return allowed
