@@ -166,7 +166,6 @@ REASONS = [
     (UnfitReason.HEADER_INVALID, [TO, SOON, ("cut\0off", b"5")]),
     (UnfitReason.HEADER_INVALID, [TO, SOON, ("\ud800", b"5")]),
     (UnfitReason.MESSAGE_TOO_LARGE, [TO, SOON, ("h", b"x" * 200)]),
-    (UnfitReason.MESSAGE_TOO_LARGE, [TO, SOON, *[("h", b"")] * ingress.HEADERS_MOST]),
     (UnfitReason.ID_INVALID, [(ingress.CANCEL, b"x"), (ingress.DELIVER_AT, b"5")]),
     (UnfitReason.DUE_INVALID, [(ingress.CANCEL, ID)]),
 ]
@@ -175,6 +174,22 @@ REASONS = [
 @pytest.mark.parametrize(("expected", "headers"), REASONS, ids=str)
 def test_what_cannot_be_delayed_is_reported(expected: UnfitReason, headers: Headers) -> None:
     assert reason(*headers) is expected
+
+
+def test_headers_of_ours_do_not_count_as_those_that_are_passed_on() -> None:
+    """Else a message that is accepted with as many could not come back once it is deferred."""
+    rules = replace(RULES, max_message_bytes=1 << 20)
+    most, ours = (
+        ingress.HEADERS_MOST,
+        [("dw-wheel", b"a/b.1"), TO, SOON, ("dw-first-due", b"1700000000000")],
+    )
+    for count, is_taken in ((most, True), (most + 1, False)):
+        headers = [*[("h", None)] * count, *ours]
+        found = read(CommittedRecord(PLACE, SENT_MS, None, None, headers), rules)
+        assert isinstance(found, Delayed) == is_taken
+    only_ours = read(CommittedRecord(PLACE, SENT_MS, None, None, ours * most), rules)
+    assert isinstance(only_ours, Unfit)
+    assert only_ours.detail == "More than 10,000 headers"
 
 
 def test_nobody_takes_the_id_that_a_place_will_give() -> None:
