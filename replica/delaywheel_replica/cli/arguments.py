@@ -46,11 +46,6 @@ def init(parser: Parser) -> None:
     parser.argument("--out", required=True, type=Path, metavar="DIR", help="a new or empty folder")
 
 
-def serve(parser: Parser) -> None:
-    """Adds the arguments of `serve`."""
-    options.config(parser)
-
-
 def produce(parser: Parser) -> None:
     """Adds the arguments of `produce`."""
     parser.argument(
@@ -353,11 +348,6 @@ def config_show(parser: Parser) -> None:
     options.as_json(parser)
 
 
-def clock_set_back(parser: Parser) -> None:
-    """Adds the arguments of `clock set-back`."""
-    _confirmed(parser)
-
-
 def node_replace(parser: Parser) -> None:
     """Adds the arguments of `node replace`."""
     parser.argument("node", metavar="NODE", help="its node_id")
@@ -368,14 +358,14 @@ def node_replace(parser: Parser) -> None:
         help="only if the folder has this id, its storage; absent: whichever it has",
     )
     _then_wait(parser)
-    _confirmed(parser)
+    confirmed(parser)
 
 
 def node_remove(parser: Parser) -> None:
     """Adds the arguments of `node remove`."""
     parser.argument("node", metavar="NODE", help="its node_id")
     _then_wait(parser)
-    _confirmed(parser)
+    confirmed(parser)
 
 
 def node_wait(parser: Parser) -> None:
@@ -398,8 +388,8 @@ def node_wait(parser: Parser) -> None:
     options.asking(parser)
 
 
-def _confirmed(parser: Parser) -> None:
-    """Adds the arguments of a change that is confirmed first."""
+def confirmed(parser: Parser) -> None:
+    """Adds the arguments of a change that is confirmed first, such as `clock set-back`."""
     options.yes(parser)
     options.as_json(parser)
     options.asking(parser, timeout_s=CONFIRMED_TIMEOUT_S)

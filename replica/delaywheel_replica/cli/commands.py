@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from delaywheel_replica.cli import arguments
+from delaywheel_replica.cli import arguments, options
 from delaywheel_replica.cli.parsing import Command, CommandGroup
 
 PLUGIN_GROUP: Final = "delaywheel.commands"
@@ -49,7 +49,7 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
     "serve": Command(
         "Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly.",
         f"{_DOING}.serve:serve",
-        arguments.serve,
+        options.config,
         examples="""
             # A node alone, beside a Kafka of yours
             delaywheel serve --set cluster_id=a --set node_id=n1 --set data_dir=./n1 \\
@@ -302,7 +302,7 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
             "set-back": Command(
                 "Continue at the leader's corrected clock now, instead of resting until then.",
                 f"{_DOING}.clock:set_back",
-                arguments.clock_set_back,
+                arguments.confirmed,
                 "It shows the consequences, asks, and does exactly that.",
                 """
                     # The consequences are shown first; n answers no

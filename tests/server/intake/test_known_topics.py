@@ -34,7 +34,7 @@ def batch(*topics: str, partition: int = -1, value: bytes = b"v") -> RequestBatc
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the report could be old by the time it is requested."""
-    monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: NOW_MS)
+    monkeypatch.setattr(topics_module, "monotonic_ms", lambda: NOW_MS)
 
 
 class Asked:
@@ -80,7 +80,7 @@ async def test_a_topic_reported_absent_is_refused_for_a_while(
     assert await refused(known, batch("b.c", "a")) == {1: Reason.TOPIC_UNKNOWN}
     assert asked.names == ["b.c"]
     later = NOW_MS + topics_module.FRESH_FOR_MS
-    monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: later)
+    monkeypatch.setattr(topics_module, "monotonic_ms", lambda: later)
     assert await refused(known, batch("a")) == {}
     assert asked.names == ["b.c", "a"]
 
@@ -142,7 +142,7 @@ async def test_what_was_reported_long_ago_refuses_nothing_unasked(
     limit = FORWARD_ROOM_BYTES + 10
     known.learn(Topics({"a": TopicInfo(2, limit)}, checked_at_ms=NOW_MS))
     later = NOW_MS + topics_module.FRESH_FOR_MS
-    monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: later)
+    monkeypatch.setattr(topics_module, "monotonic_ms", lambda: later)
     for now, mismatch in (
         (TopicInfo(3, limit), batch("a", partition=2)),
         (TopicInfo(2, limit + 1), batch("a", value=bytes(11))),

@@ -1,21 +1,10 @@
-"""Asks before commands change a cluster for good, and shows the consequences.
-
-What is shown goes to stderr, so that stdout is the answer alone.
-"""
+"""Asks before commands change a cluster for good: on stderr, so that stdout is the answer alone."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 
 from delaywheel_replica.cli.failures import CommandFailure
-from delaywheel_replica.cli.printing.text import note
-
-
-def show(lines: Iterable[str]) -> None:
-    """Shows the consequences."""
-    for line in lines:
-        note(line)
 
 
 def confirm(question: str, *, yes: bool) -> None:

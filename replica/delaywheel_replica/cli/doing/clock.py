@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli.asking.confirming import confirm, show
+from delaywheel_replica.cli.asking.confirming import confirm
 from delaywheel_replica.cli.asking.connection import ask_admin
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
-from delaywheel_replica.cli.printing.text import say
+from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.quantities import about, clock, iso
 
@@ -30,7 +30,8 @@ def set_back(*, yes: bool, as_json: bool, server: Nodes, timeout_s: float) -> No
         )
 
     preview = ask(0, dry_run=True)
-    show(_meaning(preview, time.time_ns() // 1_000_000))
+    for line in _meaning(preview, time.time_ns() // 1_000_000):
+        note(line)
     confirm("Set it back?", yes=yes)
     done = ask(preview.set_backs, dry_run=False)
     if as_json:

@@ -11,13 +11,13 @@ from typing import Final
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli.asking.confirming import confirm, show
+from delaywheel_replica.cli.asking.confirming import confirm
 from delaywheel_replica.cli.asking.connection import ask_admin, described
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.copies import in_short, unsafe
 from delaywheel_replica.cli.printing.tables import print_json
-from delaywheel_replica.cli.printing.text import say
+from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.quantities import counted
 
@@ -116,7 +116,7 @@ def _wait_if_asked(server: Nodes, wait_s: float | None, timeout_s: float) -> Exi
         causes = _wait_until_safe(server, "", up_to_s=wait_s, timeout_s=timeout_s)
         if causes:
             raise _not_copied(causes, wait_s)
-        show(["Everything is copied: another node may be touched."])
+        note("Everything is copied: another node may be touched.")
     return ExitCode.DONE
 
 
@@ -136,7 +136,7 @@ def _wait_until_safe(server: Nodes, node: str, *, up_to_s: float, timeout_s: flo
             return causes
         if causes and "; ".join(causes) != said and waited_s - said_s >= SAY_S:
             said, said_s = "; ".join(causes), waited_s
-            show([in_short(causes, waited_s)])
+            note(in_short(causes, waited_s))
         time.sleep(LOOK_S)
 
 
@@ -155,23 +155,24 @@ def _not_copied(causes: list[str], waited_s: float) -> CommandFailure:
 
 
 def _show(change: pb.NodeChange, what: str, warning: str) -> None:
-    show([what, f"wheels that count on the folder before: {len(change.wheels)}"])
+    note(what)
+    note(f"wheels that count on the folder before: {len(change.wheels)}")
     for row in change.wheels:
         risk = f"{counted(row.frames, 'frame')} that no other member is known to hold"
-        show([f"  {row.wheel}: {risk if row.frames else 'others hold all'}"])
+        note(f"  {row.wheel}: {risk if row.frames else 'others hold all'}")
     alone = {row.alone_on: 0 for row in change.wheels if row.alone_messages}
     for row in change.wheels:
         if row.alone_messages:
             alone[row.alone_on] += row.alone_messages
     for node, messages in sorted(alone.items()):
         pending = counted(messages, "pending message")
-        show([f"{pending} will be on 1 node only, {node}, until copied."])
+        note(f"{pending} will be on 1 node only, {node}, until copied.")
     if alone:
-        show(["Touch no other disk before `delaywheel node wait` says that you may."])
+        note("Touch no other disk before `delaywheel node wait` says that you may.")
     if any(row.frames for row in change.wheels):
         given_up = "Of these frames, what was not forwarded is given up for good"
-        show([f"{given_up}, and reported as lost in the outcomes topic."])
-    show([warning])
+        note(f"{given_up}, and reported as lost in the outcomes topic.")
+    note(warning)
 
 
 def _end(change: pb.NodeChange, text: str, *, as_json: bool) -> None:

@@ -454,7 +454,9 @@ class CancelGroups:
             await self._settle_all(group, written)
             return
         for row, refusal in written.failed.items():
-            self._settle(group[row], _not_written(refusal))
+            is_late = refusal.reason is Reason.DUE_TOO_OLD
+            late = Decided(CancelDecision.TOO_LATE)
+            self._settle(group[row], late if is_late else refusal)
         group = [each for each in group if self._pending.get(each.key) is each]
         self._waiting.add_group(group, Position(written.wheel, written.seq, 0), monotonic_ms())
         self._ask_for_progress()
@@ -566,12 +568,6 @@ def _waits_ms(firsts: Sequence[tuple[PendingCancel, ...]]) -> int:
 def _outcome_of(answered: Answered) -> str:
     """Returns the outcome that is counted for a call."""
     return answered.decision.name if isinstance(answered, Decided) else answered.reason.value
-
-
-def _not_written(refusal: Refusal) -> Answered:
-    """The answer for a message whose cancel was refused."""
-    is_late = refusal.reason is Reason.DUE_TOO_OLD
-    return Decided(CancelDecision.TOO_LATE) if is_late else refusal
 
 
 def _over(asked: PendingCancel | None) -> Answered:

@@ -125,9 +125,6 @@ class _Waiting:
     row: int
     reference: Reference
 
-    def settle(self, verdict: IdVerdict) -> None:
-        self.checking.settle(self.row, verdict)
-
 
 class IdChecks:
     """Checks the ids of messages that ask for it. For the event loop's thread."""
@@ -206,7 +203,7 @@ class IdChecks:
                 each.checking.is_undecided = True
                 undecided.append(each)
             else:
-                each.settle(verdict)
+                each.checking.settle(each.row, verdict)
         return undecided
 
     async def _verdicts(self, wanted: Sequence[_Waiting], sharer: Hashable) -> list[IdVerdict]:

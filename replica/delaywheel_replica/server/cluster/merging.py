@@ -54,7 +54,13 @@ def _join_leader(
     leaders = [each.leader for each in answers.values() if each.HasField("leader")]
     if leaders:
         answer.leader.CopyFrom(max(leaders, key=lambda leader: leader.epoch))
-    _join_lateness(answer, answers)
+    known = {
+        node: each.lateness_ms for node, each in answers.items() if each.HasField("lateness_ms")
+    }
+    if answer.HasField("leader") and answer.leader.node in known:
+        answer.lateness_ms = known[answer.leader.node]
+    elif known:  # that of the node which knows of most done
+        answer.lateness_ms = min(known.values())
     floors = [each.floor for each in answers.values() if each.HasField("floor")]
     if floors:
         answer.floor = max(floors)
@@ -69,19 +75,6 @@ def _join_progress(answer: _Answer, answers: Iterable[_Answer]) -> None:
         answer.progress.CopyFrom(newest)
 
 
-def _join_lateness(
-    answer: pb.DescribeClusterResponse, answers: Mapping[str, pb.DescribeClusterResponse]
-) -> None:
-    """Returns the leader's lateness, otherwise that of the node which knows of most done."""
-    known = {
-        node: each.lateness_ms for node, each in answers.items() if each.HasField("lateness_ms")
-    }
-    if answer.HasField("leader") and answer.leader.node in known:
-        answer.lateness_ms = known[answer.leader.node]
-    elif known:
-        answer.lateness_ms = min(known.values())
-
-
 def _join_members(
     answer: pb.DescribeClusterResponse,
     answers: Mapping[str, pb.DescribeClusterResponse],
@@ -90,7 +83,8 @@ def _join_members(
     for member in answer.members:
         if member.node == answer.node:
             continue
-        said = _of_itself(answers.get(member.node))
+        rows = answers[member.node].members if member.node in answers else ()
+        said = next((row for row in rows if row.node == member.node), None)
         if said is None:
             member.accepting = False
             member.silent = silent.get(member.node, "it was not asked")
@@ -99,12 +93,6 @@ def _join_members(
         member.accepting, member.complete = said.accepting, said.complete
         if said.HasField("report"):
             member.report.CopyFrom(said.report)
-
-
-def _of_itself(answer: pb.DescribeClusterResponse | None) -> pb.Member | None:
-    if answer is None:
-        return None
-    return next((row for row in answer.members if row.node == answer.node), None)
 
 
 def _join_wheels(

@@ -31,7 +31,6 @@ asks the cleaner.
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +49,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.intake.validate import RequestBatch
+from delaywheel_replica.server.node.node_view import monotonic_ms
 from delaywheel_replica.server.node.refusals import Refusal
 
 ANSWER_WAIT_S: Final = 4.5
@@ -67,10 +67,6 @@ _UNASKED: Final = Refusal(
 )
 
 _log = get_logger(__name__)
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 class KnownTopics:
@@ -269,7 +265,7 @@ class _KnownTopic:
 
 
 def _is_fresh(checked_at_ms: int | None) -> bool:
-    return checked_at_ms is not None and _monotonic_ms() - checked_at_ms < FRESH_FOR_MS
+    return checked_at_ms is not None and monotonic_ms() - checked_at_ms < FRESH_FOR_MS
 
 
 def _mismatches(

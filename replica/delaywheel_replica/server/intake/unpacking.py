@@ -35,12 +35,9 @@ _COLUMNS_TAG: Final = _tag(pb.DelayProduceRequest, "columns", _BYTES)
 _COUNT_TAG: Final = _tag(pb.ColumnBatch, "messages", _VARINT)
 _TOPICS_TAG: Final = _tag(pb.ColumnBatch, "topics", _BYTES)
 _COLUMN_NAMES: Final = {
-    number << 3 | _BYTES: name
-    for number, name in (
-        (each.number, each.name)
-        for each in pb.ColumnBatch.DESCRIPTOR.fields
-        if not each.is_repeated
-    )
+    each.number << 3 | _BYTES: each.name
+    for each in pb.ColumnBatch.DESCRIPTOR.fields
+    if not each.is_repeated
 }
 
 

@@ -283,18 +283,15 @@ class Scanner:
         return are_absent
 
     def _look_and_report(self, slots: Collection[int], sought: SoughtIds) -> Look:
+        """Looks, and reports frames that could not be read, or that may be of any second."""
         look = self.ids.look(slots, sought)
-        self._report(look, max(slots))
-        return look
-
-    def _report(self, look: Look, slot: int) -> None:
-        """Reports frames that could not be read, or that may be of any second."""
-        for slot_of_frame, frames in look.damaged.items():
+        for slot, frames in look.damaged.items():
             for wheel, seq in sorted(frames):
-                self._note_damaged(wheel, seq, slot_of_frame, None)
+                self._note_damaged(wheel, seq, slot, None)
         for wheel, seqs in look.missing.items():
             for seq in seqs.least(_REPORTED_AT_MOST):
-                self._note_damaged(wheel, seq, slot, None)
+                self._note_damaged(wheel, seq, max(slots), None)
+        return look
 
     def _follow(self, limits: Mapping[WheelId, int], lost: FrameSet) -> None:
         self.forget_all_but(limits)

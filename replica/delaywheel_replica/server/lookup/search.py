@@ -223,7 +223,9 @@ class Walk:
         page, until_s = Page(), time.monotonic() + self._read_s
         first, last = asked.wanted.from_ms // 1000, (asked.wanted.to_ms - 1) // 1000
         slots = self._slots(max(begin.slot, first), last + 1, held)
-        self._note_missing(page, begin.slot, held)
+        found = Found()
+        self._scanner.note_missing(held.limits, begin.slot, found, held.lost)
+        page.complete = found.complete
         passing = self._scanner.passing_over(slots, held.limits, asked.wanted.may_be_in)
         for slot, passed in zip(slots.tolist(), passing, strict=True):
             after = begin.after if slot == begin.slot else None
@@ -272,12 +274,6 @@ class Walk:
             early = early[(early >= first) & (early < min(end, done))]
             slots = np.concatenate((early, slots))
         return slots
-
-    def _note_missing(self, page: Page, slot: int, held: NodeHoldings) -> None:
-        """Notes whether frames are missing that may be of any second."""
-        found = Found()
-        self._scanner.note_missing(held.limits, slot, found, held.lost)
-        page.complete = page.complete and found.complete
 
     def _batches(
         self, page: Page, asked: Asked, begin: PageStart, held: NodeHoldings, found: Found

@@ -38,12 +38,9 @@ from delaywheel_replica.cli.doing.checking.items import (
     ok,
     warning,
 )
-from delaywheel_replica.cli.doing.checking.topics import topic_items
+from delaywheel_replica.cli.doing.checking.topics import CALL_S, topic_items
 from delaywheel_replica.config import Config
 from delaywheel_replica.kafka_settings import KafkaSettings
-
-CALL_S: Final = 15.0
-"""The first call about groups or transactions has a broker create a topic of its own."""
 
 _AWAY_S: Final = 5.0
 """Where no connection comes about, it does so within this time, or hardly ever."""

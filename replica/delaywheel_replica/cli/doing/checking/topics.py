@@ -44,10 +44,10 @@ from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.quantities import counted
 
 CALL_S: Final = 15.0
+"""The first call about groups or transactions has a broker create a topic of its own."""
 
 _OWN: Final = ("Describe", "DescribeConfigs", "Read", "Write")
 _TAKEN: Final = ("Describe", "DescribeConfigs", "Read")
-_DESTINATION: Final = _OWN
 
 _OPERATIONS: Final = {
     "Describe": AclOperation.DESCRIBE,
@@ -64,7 +64,7 @@ def topic_items(
     settings = config.kafka_settings
     own = {topic.name: topic for topic in own_topics(settings) if topic.is_made}
     rights = {
-        **dict.fromkeys(destinations, _DESTINATION),
+        **dict.fromkeys(destinations, _OWN),
         **dict.fromkeys(sorted(config.taken_topics), _TAKEN),
         **dict.fromkeys(own, _OWN),
     }

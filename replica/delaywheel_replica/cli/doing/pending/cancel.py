@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from typing import Unpack
 
 from delaywheel import CancelOutcome, Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli.asking.confirming import confirm, show
+from delaywheel_replica.cli.asking.confirming import confirm
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.doing.pending.search import Conditions, add_looked, wanted_of
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
@@ -56,7 +55,7 @@ def cancel(
     if not yes or dry_run:
         found = ask_for_all(dry_run=True)
         if not as_json:
-            show(_listed(found))
+            _note_pending(found)
         pending = _counts(found)["UNSPECIFIED"]
         if dry_run or not pending:
             _print(found, as_json=as_json, dry_run=True)
@@ -142,12 +141,12 @@ def _gone_elsewhere(answer: pb.CancelManyResponse) -> set[str]:
     return {id_ for id_, outcome in outcomes if outcome == moved} - found
 
 
-def _listed(found: pb.CancelManyResponse) -> Iterator[str]:
+def _note_pending(found: pb.CancelManyResponse) -> None:
     pending = [row for row in found.results if row.outcome == pb.CANCEL_OUTCOME_UNSPECIFIED]
     for row in pending[:_SHOWN]:
-        yield f"{row.handle}  {iso(row.due_ms)}  {row.topic}"
+        note(f"{row.handle}  {iso(row.due_ms)}  {row.topic}")
     if len(pending) > _SHOWN:
-        yield f"and {len(pending) - _SHOWN:,} more"
+        note(f"and {len(pending) - _SHOWN:,} more")
 
 
 def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> None:
