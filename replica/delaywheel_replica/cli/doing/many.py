@@ -106,7 +106,9 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
         codes.update(one.failure.exit_code for one in sent if one.failure is not None)
         for said, lines_in_a_row in groupby(sent, lambda one: one.said):
             if said:
-                note(f"{_lines_of(list(lines_in_a_row))}: {said}")
+                numbers = [one.line for one in lines_in_a_row]
+                more = f"s {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f" {numbers[0]}"
+                note(f"line{more}: {said}")
         accepted += sum(one.handle is not None for one in sent)
         if sent and not any(one.handle for one in sent) and ExitCode.UNAVAILABLE in codes:
             raise _failed(accepted, codes, f"; stopped behind line {first + len(lines) - 1:,}")
@@ -114,12 +116,6 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
         raise _failed(accepted, codes, "")
     unread = "" if is_read else "; standard output was closed before all of it was written"
     note(f"{counted(accepted, 'message')} accepted{unread}")
-
-
-def _lines_of(sent: Sequence[_Sent]) -> str:
-    """Returns what lines in a row are called."""
-    first, last = sent[0].line, sent[-1].line
-    return f"line {first}" if first == last else f"lines {first} to {last}"
 
 
 def value_of_line(line: bytes, **common: Any) -> Message:
@@ -318,7 +314,9 @@ def batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
     number, rest, at_end = 1, b"", False
     while not at_end:
         pieces, length_bytes = [rest], 0
-        while not at_end and length_bytes < MOST_BYTES and (not length_bytes or _is_ready(source)):
+        while not at_end and length_bytes < MOST_BYTES:
+            if length_bytes and not select.select([source], [], [], 0)[0]:
+                break  # nothing is there now; of a file there always is
             piece = os.read(source, _READ_BYTES)
             at_end = not piece
             pieces.append(piece)
@@ -333,8 +331,3 @@ def batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
         for place in range(0, len(lines), MOST_MESSAGES):
             yield number + place, lines[place : place + MOST_MESSAGES]
         number += len(lines)
-
-
-def _is_ready(source: int) -> bool:
-    """Whether input is available at once; always true for a file."""
-    return bool(select.select([source], [], [], 0)[0])

@@ -113,8 +113,7 @@ def wait(
 def _wait_if_asked(server: Nodes, wait_s: float | None, timeout_s: float) -> ExitCode:
     """Waits until another node may be touched; what was changed has been printed."""
     if wait_s is not None:
-        causes = _wait_until_safe(server, "", up_to_s=wait_s, timeout_s=timeout_s)
-        if causes:
+        if causes := _wait_until_safe(server, "", up_to_s=wait_s, timeout_s=timeout_s):
             raise _not_copied(causes, wait_s)
         note("Everything is copied: another node may be touched.")
     return ExitCode.DONE
