@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from itertools import islice
 from typing import Final, Generic, TypeVar
 
 _Waits = TypeVar("_Waits", bound=Hashable)
@@ -44,7 +43,8 @@ class RoundRobin(Generic[_Waits]):
 
     def firsts(self) -> list[_Waits]:
         """Returns what is next of each sharer; on any thread, what was a moment ago."""
-        return [first for of_one in [*self._sharers.values()] for first in islice(of_one, 1)]
+        # Whole copies: nothing can change while one is made.
+        return [first for of_one in [*self._sharers.values()] for first in [*of_one][:1]]
 
     def next(self) -> _Waits:
         """Returns what is next."""

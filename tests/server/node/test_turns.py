@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+import time
 from threading import Event
 
+from delaywheel_replica.process.round_robin import RoundRobin
 from delaywheel_replica.server.node.turns import Turns, TurnsAtOnce
 
 
@@ -72,3 +76,27 @@ async def test_a_turn_goes_on_to_the_next_if_its_caller_has_just_left() -> None:
     left.cancel()  # it was told that it is its turn, and has not run since
     assert await next_one == "done"
     assert await work() == "done"
+
+
+def test_another_thread_sees_what_is_next_while_it_changes() -> None:
+    """A scrape of the metrics asks how long the first cancel of each sharer has waited."""
+    waiting, ended = RoundRobin[int](), threading.Event()
+
+    def change() -> None:
+        while not ended.is_set():
+            for number in range(40):
+                waiting.add(number % 20, number)
+            while waiting:
+                waiting.take()
+
+    changing, interval_s = threading.Thread(target=change), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    changing.start()
+    try:
+        until_s = time.monotonic() + 1.5
+        while time.monotonic() < until_s:
+            waiting.firsts()
+    finally:
+        ended.set()
+        changing.join()
+        sys.setswitchinterval(interval_s)
