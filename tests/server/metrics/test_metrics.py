@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +72,26 @@ def labelled(of: Scrape, name: str) -> dict[tuple[str, ...], float]:
         for sample in family.samples
         if sample.name == f"delaywheel_{name}"
     }
+
+
+class CountedMeanwhile(Counter[Any]):
+    """What another thread counts for the first time while this is gone through."""
+
+    def items(self) -> Iterator[tuple[Any, int]]:  # type: ignore[override]
+        for each in super().items():
+            yield each
+            self[Reason.FORBIDDEN] += 1
+
+    def copy(self) -> Any:
+        return Counter(dict(self))
+
+
+@pytest.mark.parametrize("counts", ["refused", "cancel_stages", "handed", "refused_calls"])
+def test_what_is_counted_for_the_first_time_meanwhile_breaks_no_scrape(counts: str) -> None:
+    of = scrape()
+    setattr(of.sources.counts, counts, CountedMeanwhile(getattr(of.sources.counts, counts)))
+    before = text(scrape())
+    assert text(of).count("\n") == before.count("\n")
 
 
 # --- the rules of promtool, and our own

@@ -151,7 +151,7 @@ _ACCEPTING: tuple[Spec, ...] = (
         "refused_messages",
         "Messages answered with a reason instead.",
         ("reason",),
-        lambda s: [((reason.value,), n) for reason, n in s.sources.counts.refused.items()],
+        lambda s: [((reason.value,), n) for reason, n in s.sources.counts.refused.copy().items()],
     ),
     counter(
         "unchecked_ids",
@@ -204,7 +204,9 @@ _ACCEPTING: tuple[Spec, ...] = (
         " written, until enough members hold the cancel; taken, until a transaction has passed it;"
         " confirmed, by a second look.",
         ("stage",),
-        lambda s: [((stage,), ms / 1e3) for stage, ms in s.sources.counts.cancel_stages.items()],
+        lambda s: [
+            ((stage,), ms / 1e3) for stage, ms in s.sources.counts.cancel_stages.copy().items()
+        ],
     ),
     gauge(
         "pending_cancels",
@@ -243,7 +245,9 @@ _ACCEPTING: tuple[Spec, ...] = (
         "ingress_handed_records",
         "Records of ingress topics that the node's cleaner handed over, by what it was answered.",
         ("answer",),
-        lambda s: [((answer.name.lower(),), n) for answer, n in s.sources.counts.handed.items()],
+        lambda s: [
+            ((answer.name.lower(),), n) for answer, n in s.sources.counts.handed.copy().items()
+        ],
     ),
     counter(
         "written_groups", "Groups of requests written together.", lambda s: s.sources.counts.groups
