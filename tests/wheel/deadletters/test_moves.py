@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,12 @@ class Moving:
             raise KafkaException(self._error)
         return 3, 7
 
+    def offsets_for_times(self, _: list[TopicPartition], timeout: float) -> list[Any]:
+        """Says it of each partition, and raises nothing."""
+        del timeout
+        offset = 5 if self._error is None else -1001
+        return [SimpleNamespace(partition=0, offset=offset, error=self._error)]
+
     def list_topics(self, _: str, timeout: float) -> None:
         del timeout
         self._error = None
@@ -39,6 +46,12 @@ def reader_of(client: Any) -> TopicReader:
 def test_it_asks_again_where_the_leader_is_now() -> None:
     reader = reader_of(Moving(KafkaError.NOT_LEADER_FOR_PARTITION))
     assert reader.bounds(1) == {0: (3, 7)}
+
+
+def test_a_partition_whose_leader_moves_is_not_taken_for_one_that_ends_before_a_time() -> None:
+    """Its letters would not be listed, and not replayed."""
+    reader = reader_of(Moving(KafkaError.NOT_LEADER_FOR_PARTITION))
+    assert reader.offsets_at(17, {0: (3, 7)}) == {0: 5}
 
 
 def test_what_kafka_refuses_is_not_asked_again() -> None:

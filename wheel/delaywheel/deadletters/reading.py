@@ -81,9 +81,15 @@ class TopicReader:
     def offsets_at(self, time_ms: int, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Returns, for each partition, the first offset at or after a time; its end if none is."""
         wanted = [TopicPartition(self._topic, number, time_ms) for number in bounds]
-        found = self._asked(
-            lambda: self._consumer.offsets_for_times(wanted, timeout=self._timeout_s)
-        )
+
+        def ask() -> list[TopicPartition]:
+            found = self._consumer.offsets_for_times(wanted, timeout=self._timeout_s)
+            for at in found:
+                if at.error is not None:
+                    raise KafkaException(at.error)
+            return found
+
+        found = self._asked(ask)
         return {
             at.partition: at.offset if at.offset >= 0 else bounds[at.partition][1] for at in found
         }

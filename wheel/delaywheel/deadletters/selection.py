@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from delaywheel.deadletters.letter import Letter, LetterPlace
 
 CLOCKS_MS = 60_000
-"""Times of letters come from several leaders' clocks: reading begins this much earlier."""
+"""Times of letters come from several leaders' clocks: they are read to so much later a time."""
 
 
 @dataclass(frozen=True, slots=True)
