@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +20,7 @@ from delaywheel import (
     RefusedError,
     RescheduleOutcome,
 )
+from delaywheel.client.searching import CancellingMany
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     Behaviour,
@@ -189,6 +191,15 @@ class TestCancelMany:
         assert [(h.slot, h.id[-1]) for h in came_to.cancelled] == [(17, 1), (19, 2)]
         assert [handle.id[-1] for handle in came_to.rescheduled] == [3]
         assert came_to.unknown == ()
+
+    def test_an_outcome_that_only_a_newer_service_knows_is_told_to_a_trace(self) -> None:
+        handle = f"a.1:17:{1:032x}:orders"
+        newer: Any = 99
+        many = CancellingMany(pb.Filter(), 1, dry_run=False)
+        result = pb.CancelResult(handle=handle, due_ms=17_000, outcome=newer)
+        many.add(pb.CancelManyResponse(results=[result]))
+        assert list(many.outcomes()) == [(handle, 17_000, "UNKNOWN")]
+        assert list(map(str, many.result().unknown)) == [handle]
 
 
 LOST = abort_bare(grpc.StatusCode.DATA_LOSS)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypedDict
 
-from delaywheel.client.exchange.answers import StoredMessage
+from delaywheel.client.exchange.answers import CancelOutcome, StoredMessage
 from delaywheel.client.exchange.question import Id, Question
 from delaywheel.message import Handle, checked_bytes, checked_id, unix_ms
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -158,9 +158,12 @@ class CancellingMany:
 
     def outcomes(self) -> Iterator[tuple[str, int, str]]:
         """Yields handle, due and outcome of each message that was found."""
+        # A newer service may have others.
+        names = {
+            pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{one}"): one.value for one in CancelOutcome
+        }
         for (handle, due_ms), outcome in self._results.items():
-            name = pb.CancelOutcome.Name(outcome).removeprefix("CANCEL_OUTCOME_")
-            yield handle, due_ms, "UNKNOWN" if name == "UNSPECIFIED" else name
+            yield handle, due_ms, names.get(outcome, "UNKNOWN")
 
     def result(self) -> ManyCancelled:
         """Returns the result once done."""
