@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -32,20 +32,17 @@ _ONCE: Final = frozenset({"DelayProduce"})
 """A message without an id would be another one the second time."""
 
 
-def _methods() -> Iterator[tuple[str, NodeMethod]]:
-    for service in pb.DESCRIPTOR.services_by_name.values():
-        for method in service.methods:
-            if not (method.client_streaming or method.server_streaming):
-                made = NodeMethod(
-                    f"/{service.full_name}/{method.name}",
-                    GetMessageClass(method.input_type),
-                    GetMessageClass(method.output_type),
-                    repeatable=method.name not in _ONCE,
-                )
-                yield f"{service.name}/{method.name}", made
-
-
-METHODS: Final[Mapping[str, NodeMethod]] = dict(_methods())
+METHODS: Final[Mapping[str, NodeMethod]] = {
+    f"{service.name}/{method.name}": NodeMethod(
+        f"/{service.full_name}/{method.name}",
+        GetMessageClass(method.input_type),
+        GetMessageClass(method.output_type),
+        repeatable=method.name not in _ONCE,
+    )
+    for service in pb.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if not (method.client_streaming or method.server_streaming)
+}
 
 
 class CallRoutes:

@@ -112,7 +112,9 @@ class Live:
             await response.prepare(request)
             assert request.transport is not None
             request.transport.set_write_buffer_limits(high=0)
-            _bound_socket(request.transport)
+            if (own := request.transport.get_extra_info("socket")) is not None:
+                # So the kernel keeps little for who does not read.
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
             for name, event in self._newest.items():
                 each.tell(name, event)
             if self._making is None:
@@ -234,13 +236,6 @@ class Live:
 
 def _event(name: str, number: int, data: str) -> bytes:
     return f"id: {number}\nevent: {name}\ndata: {data}\n\n".encode()
-
-
-def _bound_socket(transport: asyncio.Transport) -> None:
-    """Lets the kernel keep little for who does not read."""
-    own = transport.get_extra_info("socket")
-    if own is not None:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
 
 
 def _wall_ms() -> int:

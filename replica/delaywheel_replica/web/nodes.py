@@ -137,15 +137,11 @@ class NodeCalls:
                 if not goes_on:
                     raise PageRefusal.of_node(last) from error
             else:
-                self._prefer(address)
+                self._order.remove(address)
+                self._order.insert(0, address)
                 return answer
         assert last is not None, "there is an address"
         raise PageRefusal.of_node(last)
-
-    def _prefer(self, address: str) -> None:
-        if self._order[0] != address:
-            self._order.remove(address)
-            self._order.insert(0, address)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         credentials = self._security.credentials()

@@ -31,9 +31,9 @@ def parsed(body: bytes, fields: Fields) -> dict[str, Any]:
     return asked
 
 
-def words(asked: Mapping[str, Any], *, places: str | None = None) -> list[str]:
+def words(asked: Mapping[str, Any], *, places: str) -> list[str]:
     """Returns options, and what `places` names as words of their own behind them."""
-    own = [] if places is None else asked.get(places, [])
+    own = asked.get(places, [])
     options = [
         option for name, value in asked.items() if name != places for option in _of(name, value)
     ]

@@ -32,7 +32,11 @@ def create(
     **where: Unpack[KafkaOptions],
 ) -> None:
     """Creates missing topics; existing ones stay as they are."""
-    client = _client(where)
+    access = kafka_access(where)
+    try:
+        client = AdminClient({"client.id": "delaywheel-topics", **access.client, "log_level": 0})
+    except KafkaException as exception:
+        raise settings_failure(exception) from exception
     timeout_s = where["timeout_s"]
     wanted = [
         NewTopic(topic, partitions or _BROKERS_CHOOSE, replication_factor or _BROKERS_CHOOSE)
@@ -44,25 +48,11 @@ def create(
         try:
             future.result()
         except KafkaException as exception:
-            _print_answer(topic, exception.args[0])
+            if exception.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise kafka_failure(exception.args[0], topic, "TOPIC_REFUSED") from exception
+            say(f"there already: {topic}")
         else:
             say(f"made: {topic}")
             new += 1
     if new:
         note("within 2 s all nodes accept messages for new topics")
-
-
-def _client(where: KafkaOptions) -> AdminClient:
-    access = kafka_access(where)
-    try:
-        return AdminClient({"client.id": "delaywheel-topics", **access.client, "log_level": 0})
-    except KafkaException as exception:
-        raise settings_failure(exception) from exception
-
-
-def _print_answer(topic: str, error: KafkaError) -> None:
-    """Prints Kafka's answer for one topic; an existing one counts as created."""
-    if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-        say(f"there already: {topic}")
-        return
-    raise kafka_failure(error, topic, "TOPIC_REFUSED")
