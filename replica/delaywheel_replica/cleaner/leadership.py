@@ -62,7 +62,7 @@ from delaywheel_replica.core.leader.rescheduling import MOST as MOST_RESCHEDULES
 from delaywheel_replica.core.leader.rescheduling import Rescheduling
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
@@ -136,10 +136,9 @@ class Leadership:
         self._term_since_ms = 0
         self._forwarder: Forwarder | None = None
         self._server: ServerStatus | None = None
-        self._duty_inputs: list[tuple[object, ...]] | None = None
+        self._duty_inputs: tuple[object, ...] | None = None
         self._proposals: dict[MessageKey, RescheduleProposal] = {}
         self._written_reschedules: dict[MessageKey, RescheduleWritten] = {}
-        self._fence_answers: tuple[Promise, ...] = ()
         self._fences: tuple[Fence, ...] = ()
         self._limits: Mapping[WheelId, int] = {}
         self._floor_wait: FloorWait | None = None
@@ -404,13 +403,8 @@ class Leadership:
         self._server = server
         before = self._duty_inputs
         self._duty_inputs = None if server is None else _duty_inputs_of(server)
-        if server is None:
-            return
-        if before != self._duty_inputs:
+        if server is not None and before != self._duty_inputs:
             self._commit_wanted = True  # a node wants a wheel, or one can be closed
-        if server.answers != self._fence_answers:
-            self._fence_answers = server.answers
-            self._commit_wanted = True
 
     def _tick(self) -> ElectionTick:
         """Gathers all that the election machine judges by."""
@@ -715,9 +709,9 @@ def _waits_for(forwarder: Forwarder) -> str:
     return f"it cannot read frame {wheel}/{first}{more}"
 
 
-def _duty_inputs_of(server: ServerStatus) -> list[tuple[object, ...]]:
+def _duty_inputs_of(server: ServerStatus) -> tuple[object, ...]:
     """Returns the inputs of a leader's duties."""
-    return [
+    of_nodes = [
         (
             heartbeat.open,
             heartbeat.spare,
@@ -727,6 +721,7 @@ def _duty_inputs_of(server: ServerStatus) -> list[tuple[object, ...]]:
         )
         for _, heartbeat in sorted(server.heartbeats.items())
     ]
+    return server.answers, of_nodes
 
 
 def _is_older(state: ControlState, than: ControlState) -> bool:

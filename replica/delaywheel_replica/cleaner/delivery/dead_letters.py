@@ -158,9 +158,8 @@ class _Questions:
         return None if since is None else now - since
 
     def prune(self, names: set[str], now: float) -> None:
-        for name, since in list(self._since.items()):
-            if now - since > RECENT_S and name not in names:
-                del self._since[name]
+        kept = self._since.items()
+        self._since = {n: since for n, since in kept if now - since <= RECENT_S or n in names}
 
     def clear(self) -> None:
         self._since.clear()

@@ -360,13 +360,10 @@ class DestinationTopics:
 
     def _forget(self) -> None:
         now = self._monotonic()
-        for name, known in list(self._callers.items()):
-            if now - known.used_at > CALLERS_WAIT_S:
-                del self._callers[name]
         keep_s = FORGET_S if len(self._used) <= NAMES_AT_MOST else IN_USE_S
-        for name, known in list(self._used.items()):
-            if now - known.used_at > keep_s:
-                del self._used[name]
+        callers, used = self._callers.items(), self._used.items()
+        self._callers = {n: known for n, known in callers if now - known.used_at <= CALLERS_WAIT_S}
+        self._used = {n: known for n, known in used if now - known.used_at <= keep_s}
 
     def _next(self) -> tuple[list[str], float]:
         """Returns the questions to ask now, the most urgent kind only; or when there are some."""
