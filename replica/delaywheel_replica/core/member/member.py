@@ -60,7 +60,6 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
 from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.node.events import (
-    Acknowledge,
     Broken,
     CleanerReported,
     Closed,
@@ -409,12 +408,8 @@ class Member:
         move = self._current.take_move()
         if move is None:
             return []
-        acknowledge = Acknowledge(move.wheel, move.to)
-        return (
-            [acknowledge, WriteStatus(), *self._own_heartbeat.gossip()]
-            if move.is_near
-            else [acknowledge]
-        )
+        acknowledge, is_near = move
+        return [acknowledge, *([WriteStatus(), *self._own_heartbeat.gossip()] if is_near else [])]
 
     # --- messages of other nodes
 

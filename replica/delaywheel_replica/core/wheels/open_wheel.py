@@ -24,6 +24,7 @@ from enum import StrEnum
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel_replica.core.node.events import (
+    Acknowledge,
     Effect,
     LeaveWheel,
     MemberConfig,
@@ -307,15 +308,6 @@ def high_watermark(
     return min(applied.get(member, 0) for member in in_sync)
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A move of the high watermark to a seq, of which others should know at once if it is near."""
-
-    wheel: WheelId
-    to: int
-    is_near: bool
-
-
 class WheelPhase(StrEnum):
     """The phase of the current wheel."""
 
@@ -500,8 +492,8 @@ class CurrentWheel:
         else:
             self._seal(replication)
 
-    def take_move(self) -> Move | None:
-        """Returns how the high watermark has moved since the last call."""
+    def take_move(self) -> tuple[Acknowledge, bool] | None:
+        """Returns what is acknowledged since the last call, and whether any of it is due soon."""
         replication = self.replication
         if replication is None or replication.high_watermark <= self._acknowledged:
             return None
@@ -510,7 +502,7 @@ class CurrentWheel:
         while self._near and self._near[0] <= self._acknowledged:
             self._near.popleft()
             is_near = True
-        return Move(replication.wheel, self._acknowledged, is_near)
+        return Acknowledge(replication.wheel, self._acknowledged), is_near
 
     def pushes(self) -> list[Effect]:
         """Returns what to send to mirrors now."""
