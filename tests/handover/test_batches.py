@@ -14,7 +14,6 @@ from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.handover.answers import (
     ANSWER_HEAD,
-    BatchAnswers,
     encode_answers,
     take_answers,
 )
@@ -102,7 +101,7 @@ def test_cancels_come_out_as_they_went_in(requests: list[Withdrawn]) -> None:
 )
 def test_answers_come_out_as_they_went_in(batches: list[list[RecordAnswer]], piece: int) -> None:
     encoded = b"".join(encode_answers(number, each) for number, each in enumerate(batches))
-    received, found = bytearray(), list[BatchAnswers]()
+    received, found = bytearray(), list[tuple[int, tuple[RecordAnswer, ...]]]()
     for begin in range(0, len(encoded), piece):
         received += encoded[begin : begin + piece]
         found += take_answers(received, 9)

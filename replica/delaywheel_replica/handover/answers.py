@@ -9,7 +9,7 @@
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.codec import MalformedError
@@ -20,21 +20,14 @@ _ANSWERS: Final = tuple(RecordAnswer)
 _CODES: Final = {answer: bytes((code,)) for code, answer in enumerate(_ANSWERS)}
 
 
-class BatchAnswers(NamedTuple):
-    """The answers to the records of a batch."""
-
-    number: int
-    answers: tuple[RecordAnswer, ...]
-
-
 def encode_answers(number: int, answers: Sequence[RecordAnswer]) -> bytes:
     """Encodes the answers to a batch's records, in order."""
     codes = b"".join([_CODES[answer] for answer in answers])
     return ANSWER_HEAD.pack(number, len(answers)) + codes
 
 
-def take_answers(received: bytearray, most: int) -> Iterator[BatchAnswers]:
-    """Yields the complete answers, and removes them from the received bytes.
+def take_answers(received: bytearray, most: int) -> Iterator[tuple[int, tuple[RecordAnswer, ...]]]:
+    """Yields the number of each batch with complete answers, and these; removes their bytes.
 
     `most` is the size of the largest batch, in records. Raises MalformedError if they are no
     answers.
@@ -49,6 +42,6 @@ def take_answers(received: bytearray, most: int) -> Iterator[BatchAnswers]:
         codes = bytes(received[ANSWER_HEAD.size : end])
         del received[:end]
         try:
-            yield BatchAnswers(number, tuple([_ANSWERS[code] for code in codes]))
+            yield number, tuple([_ANSWERS[code] for code in codes])
         except IndexError as error:
             raise MalformedError("an answer with an unknown code") from error

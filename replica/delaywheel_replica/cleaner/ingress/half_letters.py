@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from delaywheel.headers import decode_headers, encode_headers
 from delaywheel.record_headers import (
@@ -20,24 +19,15 @@ from delaywheel_replica.kafka_settings import KafkaNames
 HeaderPairs = list[tuple[str, bytes | None]]
 
 
-class HalfHeaders(NamedTuple):
-    """The headers of a half: those of its message, and which group is asked.
-
-    `deliver_at_ms` is when its message is due; None: at its commit.
-    """
-
-    own: HeaderPairs
-    group: bytes | None
-    deliver_at_ms: int | None
-
-
-def split_headers(headers: Iterable[tuple[str, bytes | None]]) -> HalfHeaders:
-    """Returns a half's headers, ours apart from its own."""
+def split_headers(
+    headers: Iterable[tuple[str, bytes | None]],
+) -> tuple[HeaderPairs, bytes | None, int | None]:
+    """Returns a half's own headers, its group, and when its message is due; None: at its commit."""
     pairs = list(headers)
     ours = {name: value for name, value in pairs if name in {HALF_GROUP, HALF_DELIVER_AT}}
     own = [each for each in pairs if each[0] not in ours]
     deliver_at = ours.get(HALF_DELIVER_AT)
-    return HalfHeaders(own, ours.get(HALF_GROUP), None if deliver_at is None else int(deliver_at))
+    return own, ours.get(HALF_GROUP), None if deliver_at is None else int(deliver_at)
 
 
 def letter_headers(

@@ -340,16 +340,10 @@ def _items(kinds: Iterable[Any], make: Callable[[Iterable[Any]], Any]) -> _Codec
     return _Codec(dump, load, is_plain=True)
 
 
-class _Field(NamedTuple):
-    name: str
-    load: _Load
-    is_plain: bool
-
-
 def _dataclass(kind: Any) -> _Codec:
     hints = type_hints(kind, include_extras=True)
     codecs = {field.name: _codec(hints[field.name]) for field in dataclasses.fields(kind)}
-    table = [_Field(name, *codec[1:]) for name, codec in codecs.items()]
+    loads = [(name, codec.load, codec.is_plain) for name, codec in codecs.items()]
     dumps = [(name, codec.dump) for name, codec in codecs.items() if codec.dump is not None]
 
     def dump(value: Any) -> dict[str, Any]:
@@ -362,13 +356,14 @@ def _dataclass(kind: Any) -> _Codec:
 
     def load(document: Any, known: Unchanged | None) -> Any:
         parts = _object(document)
-        return kind(*[_field(field, parts, known) for field in table])
+        return kind(*[_field(parts, known, *field) for field in loads])
 
     return _Codec(dump, load)
 
 
-def _field(field: _Field, document: dict[str, Any], known: Unchanged | None) -> Any:
-    name, load, is_plain = field
+def _field(
+    document: dict[str, Any], known: Unchanged | None, name: str, load: _Load, is_plain: bool
+) -> Any:
     if name not in document:
         raise MalformedError(f"{name} is missing")
     try:
