@@ -581,19 +581,17 @@ class Leadership:
 
     @contextmanager
     def _waits_for_kafka(self) -> Iterator[int]:
-        """Has this leader heard while it waits; gives how long a call may take."""
-        timeout_ms = self._call_ms
+        """Has this leader heard while it waits; gives how long a call may take.
+
+        That is until others no longer hear this leader, and one stands.
+        """
+        until_ms = self._election.waits_until_ms + CLEANER_FRESH_MS
+        timeout_ms = min(max(MIN_CALL_MS, until_ms - self._clock.monotonic_ms()), MAX_CALL_MS)
         self._waiting = Waiting(self._clock.monotonic_ms(), self._election.waits_until_ms)
         try:
             yield timeout_ms
         finally:
             self._waiting = None
-
-    @property
-    def _call_ms(self) -> int:
-        """How long a call may take: until others no longer hear this leader, and one stands."""
-        until_ms = self._election.waits_until_ms + CLEANER_FRESH_MS
-        return min(max(MIN_CALL_MS, until_ms - self._clock.monotonic_ms()), MAX_CALL_MS)
 
     def _report(self, verdict: TransactionState, cause: str | None, commit_ms: int = 0) -> None:
         """Has the election machine judge how a transaction ended."""

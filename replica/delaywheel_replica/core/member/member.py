@@ -314,7 +314,11 @@ class Member:
 
     def _tick(self) -> list[Effect]:
         known = self._known
-        known.leader_clock_ms = self._leader_clock_ms()
+        known.leader_clock_ms = (
+            self._hearing.leader_clock_ms(known.now_ms)
+            if known.term is None
+            else known.sealing_clock_ms
+        )
         self._current.tick()
         cleaner = known.living_cleaner
         self._prevote.requested(None if cleaner is None else cleaner.prevote_request)
@@ -609,11 +613,6 @@ class Member:
         known.registry = Registry(status.wheels, status.floor, status.nodes)
         self._completeness.forget(known.registry)
         self._fencing.limited({wheel: record.limit for wheel, record in status.wheels.items()})
-
-    def _leader_clock_ms(self) -> int | None:
-        if self._known.term is not None:
-            return self._known.sealing_clock_ms
-        return self._hearing.leader_clock_ms(self._known.now_ms)
 
     def _read_again(self) -> list[Effect]:
         return [

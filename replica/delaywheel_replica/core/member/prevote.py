@@ -79,8 +79,7 @@ class Prevote:
 
     def voted(self, sender: str, vote: Vote) -> bool:
         """Counts another node's vote; returns whether it is new."""
-        is_asked = self._request is not None and not self._gave_way
-        if not is_asked or vote.round != self.round or sender in self.votes:
+        if self.ask() is None or vote.round != self.round or sender in self.votes:
             return False
         self.votes |= {sender}
         return True
@@ -92,7 +91,7 @@ class Prevote:
 
         `stands` says whether this node's cleaner leads, or is about to.
         """
-        if stands or self._is_asking_before(sender):
+        if stands or (self.ask() is not None and self._node < sender):
             return None
         if sender != self._leader and not self._is_quiet(request.silence_ms, now_ms):
             return None
@@ -107,9 +106,6 @@ class Prevote:
             self._gave_way = True
             self.votes = frozenset()
         return Vote(request.round)
-
-    def _is_asking_before(self, sender: str) -> bool:
-        return self._request is not None and not self._gave_way and self._node < sender
 
     def _is_quiet(self, silence_ms: int, now_ms: int) -> bool:
         since_ms = self._quiet_since_ms
