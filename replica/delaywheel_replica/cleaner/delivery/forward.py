@@ -278,7 +278,8 @@ class Forwarder:
         )
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
-        number = self._id_for(planned.plan)
+        number = self.ids.usable_at_risk if planned.plan.is_at_risk else self.ids.usable
+        assert number is not None  # whoever begins a transaction has looked
         self._sent_bytes, self._written = 0, planned.plan.rows
         self._last[number] = self._written
         if planned.plan.look_up:
@@ -350,11 +351,6 @@ class Forwarder:
             throttled_ms=throttled_ms,
             most_bytes=self._pace.limits.max_bytes,
         )
-
-    def _id_for(self, plan: Plan) -> int:
-        number = self.ids.usable_at_risk if plan.is_at_risk else self.ids.usable
-        assert number is not None  # whoever begins a transaction has looked
-        return number
 
     def vouch(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Commits one record with an id that may have no more than one.

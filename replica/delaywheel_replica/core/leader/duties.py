@@ -199,7 +199,9 @@ def duties(
         reported=reported_seals(situation.heartbeats.values()),
         published=published_seqs(situation.heartbeats.values()),
         lost=after.lost,
-        ingress_slot=_ingress_slot(after, situation),
+        ingress_slot=unread_bound(after.ingress.values())
+        if situation.ingress_slot is None
+        else situation.ingress_slot,
     )
     watch = watch_seals(watch, view)
     floor = floor_below(after, floor_after(view, watch, late_window_s=cluster.late_window_s))
@@ -250,12 +252,6 @@ def _halves_records(
     behind = nodes_behind(after, situation.heartbeats)
     unheard = set(cluster.nodes) - situation.heartbeats.keys()
     return [] if behind or unheard else [needs_record(KNOWN_SINCE)]
-
-
-def _ingress_slot(after: ControlState, situation: Situation) -> int | None:
-    if situation.ingress_slot is None:
-        return unread_bound(after.ingress.values())
-    return situation.ingress_slot
 
 
 def _begun(
