@@ -38,7 +38,7 @@ def outbox() -> Outbox:
     return Outbox(cast("Channel", channel), 100, Counters(), wake=lambda: None)
 
 
-class Line:
+class Line(Channel):
     """A connection from the peer, with nothing behind it."""
 
     def __init__(self) -> None:

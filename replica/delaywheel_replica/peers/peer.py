@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Final, Protocol
+from typing import Final
 
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, rolling, wrong_node
 from delaywheel_replica.peers.outbox import Outbox
+from delaywheel_replica.peers.sockets import Channel
 from delaywheel_replica.peers.states import (
     Connection,
     Counters,
@@ -40,16 +41,6 @@ MOST_LOGGED: Final = 100
 """How many different refusals are logged, once each, until the peer is connected."""
 
 _log = get_logger(__name__)
-
-
-class LiveConnection(Protocol):
-    """One connection; any thread may use it."""
-
-    def end(self) -> None:
-        """Ends it."""
-
-    def is_gone(self) -> bool:
-        """Whether the peer's process has closed it, or has ended."""
 
 
 class Peer:
@@ -73,7 +64,7 @@ class Peer:
         self._on_disconnected = on_disconnected
         self._lock = threading.Lock()
         self._out: dict[Stream, Outbox] = {}
-        self._in: dict[Stream, LiveConnection] = {}
+        self._in: dict[Stream, Channel] = {}
         self._identity: PeerIdentity | None = None
         self._rolling: str | None = None
         self._refusals: dict[tuple[Way, Stream], tuple[PeerRefusal, float]] = {}
@@ -134,9 +125,7 @@ class Peer:
 
     # --- streams that the peer opens
 
-    def came(
-        self, stream: Stream, theirs: PeerIdentity, connection: LiveConnection
-    ) -> PeerRefusal | None:
+    def came(self, stream: Stream, theirs: PeerIdentity, connection: Channel) -> PeerRefusal | None:
         """Checks a peer that opens a stream; returns why this node refuses it.
 
         Its connection is ended when the peer opens another instead.
@@ -154,7 +143,7 @@ class Peer:
         self._report_break(is_break)
         return None
 
-    def went(self, stream: Stream, connection: LiveConnection) -> None:
+    def went(self, stream: Stream, connection: Channel) -> None:
         """Notes that a stream from the peer ended."""
         with self._lock:
             if self._in.get(stream) is not connection:
@@ -169,7 +158,7 @@ class Peer:
     def end(self) -> None:
         """Ends all streams: a peer that is silent on one hangs on all."""
         with self._lock:
-            connections = [*self._in.values(), *self._out.values()]
+            connections: list[Channel | Outbox] = [*self._in.values(), *self._out.values()]
         for connection in connections:
             connection.end()
 
@@ -237,7 +226,7 @@ class Peer:
         machine that died and was rebooted waits until its old connection is found to be dead, see
         sockets.py: three seconds, which a boot takes as well.
         """
-        connections = [*self._in.values(), *self._out.values()]
+        connections: list[Channel | Outbox] = [*self._in.values(), *self._out.values()]
         if self._identity is None or all(each.is_gone() for each in connections):
             return None
         return id_taken(self._identity, theirs)

@@ -43,7 +43,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
 from confluent_kafka.admin import AdminClient
@@ -124,18 +123,6 @@ _REFUSED = frozenset(
 )
 
 
-class Questions(Protocol):
-    """What is asked while Kafka does not answer a transaction: see `ProducersPort`."""
-
-    is_untaken: Callable[[], bool]
-
-    def answers(self) -> bool:
-        """Whether Kafka answers a question about the control topic, within `ANSWER_S`."""
-
-    def misses_broker(self) -> bool:
-        """Whether, as of the last answer, Kafka believes a broker to live that is away."""
-
-
 class _Throttle:
     """Until when Kafka throttles a client; this alone is what the client knows of us.
 
@@ -173,7 +160,7 @@ class TransactionalProducer:
         transactional_id: str,
         *,
         ends: EndTimes | None = None,
-        questions: Questions | None = None,
+        questions: LeaderProducers | None = None,
         least_backoff_ms: int = 0,
         purpose: str = "leader",
         log_level: int,
