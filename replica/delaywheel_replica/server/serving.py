@@ -188,7 +188,14 @@ class Server:
             loop=asyncio.get_running_loop(),
             has_left=self._store.state.open is None,
         )
-        self._driver = Driver(_member_config(config), self._store, self._outside)
+        member_config = MemberConfig(
+            node=config.node_id,
+            nodes=tuple(sorted(config.members)),
+            min_insync=config.min_insync_members,
+            late_window_s=config.late_window_seconds,
+            span_seconds=config.span_seconds,
+        )
+        self._driver = Driver(member_config, self._store, self._outside)
         self._view = NodeView(
             self._driver.status, lambda: self._driver.in_sync, self._outside.peers
         )
@@ -379,7 +386,10 @@ class Server:
             waiting=self._counts.waiting,
             access=self._access,
             same_access=self._same_access,
-            insecure=_insecure_ports(self._config),
+            insecure="; ".join(
+                f"other machines reach {port.address}, without {' and '.join(port.lacks)}"
+                for port in exposed_ports(self._config)
+            ),
             unchecked=self._config.unchecked,
             counts=self._counts,
             disk_reserve_bytes=self._config.disk_reserve_bytes,
@@ -647,23 +657,6 @@ def _open_store(
             sync_groups=config.flush == "group",
             reserve_bytes=config.disk_reserve_bytes,
         ),
-    )
-
-
-def _insecure_ports(config: Config) -> str:
-    return "; ".join(
-        f"other machines reach {port.address}, without {' and '.join(port.lacks)}"
-        for port in exposed_ports(config)
-    )
-
-
-def _member_config(config: Config) -> MemberConfig:
-    return MemberConfig(
-        node=config.node_id,
-        nodes=tuple(sorted(config.members)),
-        min_insync=config.min_insync_members,
-        late_window_s=config.late_window_seconds,
-        span_seconds=config.span_seconds,
     )
 
 

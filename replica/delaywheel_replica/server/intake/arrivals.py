@@ -28,6 +28,7 @@ arrived. All operations take time that does not depend on how many calls of a ca
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from delaywheel_replica.process.round_robin import RoundRobin
@@ -46,6 +47,7 @@ class ArrivalBounds(NamedTuple):
     slow: int
 
 
+@dataclass(slots=True, eq=False)
 class Arrival:
     """One call whose message has not arrived.
 
@@ -55,30 +57,22 @@ class Arrival:
         on_refused: Called when it may not arrive any more.
     """
 
-    __slots__ = ("caller", "is_refused", "looks", "on_read", "on_refused", "since_s")
-
-    def __init__(
-        self, caller: "_Caller", on_read: Callable[[], object], on_refused: Callable[[], object]
-    ) -> None:
-        self.caller: Final = caller
-        self.on_read: Final = on_read
-        self.on_refused: Final = on_refused
-        self.is_refused = False
-        self.since_s = 0.0
-        self.looks = 0
+    caller: "_Caller"
+    on_read: Callable[[], object]
+    on_refused: Callable[[], object]
+    is_refused: bool = False
+    since_s: float = 0.0
+    looks: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Caller:
     """A connection with calls whose messages have not arrived."""
 
-    __slots__ = ("is_late", "origin", "read", "sharer", "waiting")
-
-    def __init__(self, origin: CallOrigin) -> None:
-        self.origin: Final = origin
-        self.sharer: Final = origin.sharer
-        self.waiting: Final = OrderedDict[Arrival, None]()
-        self.read = 0
-        self.is_late = False
+    origin: CallOrigin
+    waiting: OrderedDict[Arrival, None] = field(default_factory=OrderedDict)
+    read: int = 0
+    is_late: bool = False
 
 
 class Arrivals:
@@ -141,8 +135,8 @@ class Arrivals:
             each for each in self.read if each.looks >= LOOKS_UNTIL_SLOW and not each.is_refused
         ]
         while self._prompt and len(slow) > self._bounds.slow:
-            counts = Counter(arrival.caller.sharer for arrival in slow)
-            newest = max(reversed(slow), key=lambda arrival: counts[arrival.caller.sharer])
+            counts = Counter(arrival.caller.origin.sharer for arrival in slow)
+            newest = max(reversed(slow), key=lambda arrival: counts[arrival.caller.origin.sharer])
             slow.remove(newest)
             self._refuse(newest)
 
@@ -150,11 +144,12 @@ class Arrivals:
         """Refuses a call that waits, of who has most of them, unless that is this one."""
         waiting = Counter[tuple[str, str]]()
         for caller in self._callers.values():
-            waiting[caller.sharer] += len(caller.waiting)
+            waiting[caller.origin.sharer] += len(caller.waiting)
         if not waiting or max(waiting.values()) <= waiting[origin.sharer]:
             return False
         victim = max(
-            self._callers.values(), key=lambda each: (waiting[each.sharer], len(each.waiting))
+            self._callers.values(),
+            key=lambda each: (waiting[each.origin.sharer], len(each.waiting)),
         )
         newest = next(reversed(victim.waiting))
         self._stop_waiting(newest)
@@ -196,6 +191,6 @@ class Arrivals:
         may_start = bool(caller.waiting) and caller.read < self._bounds.of_caller
         for line, is_its in ((self._prompt, not caller.is_late), (self._late, caller.is_late)):
             if may_start and is_its:
-                line.add(caller.sharer, caller)
+                line.add(caller.origin.sharer, caller)
             else:
-                line.discard(caller.sharer, caller)
+                line.discard(caller.origin.sharer, caller)

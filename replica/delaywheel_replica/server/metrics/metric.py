@@ -68,7 +68,9 @@ class Spec:
     def family(self, scrape: Scrape) -> Metric | None:
         """Makes its samples for a scrape; None: it does not apply."""
         base = self.name.removesuffix(_TOTAL)
-        made = _FAMILIES[self.kind](base, self.text, labels=self.labels, unit=_unit(base))
+        last = base.rpartition("_")[2]
+        unit = last if last in _UNITS else ""
+        made = _FAMILIES[self.kind](base, self.text, labels=self.labels, unit=unit)
         for label_values, value in self.values(scrape):
             made.add_metric(label_values, **_sample(value))
         return made if made.samples else None
@@ -129,8 +131,3 @@ def _sample(value: float | Histogram) -> dict[str, Any]:
     bounds = [str(bound / 1e6) for bound in value.bounds_us] + ["+Inf"]
     buckets = list(zip(bounds, accumulate(value.counts), strict=True))
     return {"buckets": buckets, "sum_value": value.sum_us / 1e6}
-
-
-def _unit(name: str) -> str:
-    last = name.rpartition("_")[2]
-    return last if last in _UNITS else ""

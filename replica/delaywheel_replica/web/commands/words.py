@@ -26,7 +26,8 @@ def parsed(body: bytes, fields: Fields) -> dict[str, Any]:
         kind = fields.get(name)
         if kind is None:
             raise malformed(f"{name[:100]}: there is {', '.join(fields)}")
-        if type(value) is not kind or not _counts(value) or not _are_texts(value):
+        is_fit = type(value) is kind and _are_texts(value)
+        if not is_fit or (kind is int and value < 1):
             raise malformed(f"{name}: {_MEANT[kind]}")
     return asked
 
@@ -63,11 +64,6 @@ def _of(name: str, value: Any) -> Iterator[str]:
             yield f"{flag}={each}"
     else:
         yield f"{flag}={value}"
-
-
-def _counts(value: Any) -> bool:
-    """Whether it is from 1, if it is a number."""
-    return isinstance(value, bool) or not isinstance(value, int) or value >= 1
 
 
 def _are_texts(value: Any) -> bool:
