@@ -85,7 +85,7 @@ def _two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_letters_that_are_replayed_or_refused_are_told() -> None:
     with MemoryService() as service, Topic(service, 5) as topic:
-        topic.marks.add_places([LetterPlace(0, 3)], LetterState.DROPPED)
+        topic.marks.add(0, LetterState.DROPPED, [(3, 3)])
         topic.replay(EVERYTHING)
         assert told(service) == [
             (1, "REFUSED", "ORIGIN_MISSING: it is gone"),

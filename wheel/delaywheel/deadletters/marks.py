@@ -161,11 +161,6 @@ class Marks:
         for first, last in ranges:
             marked.add(max(first, self._firsts.get(partition, 0)), last)
 
-    def add_places(self, places: Iterable[LetterPlace], state: LetterState) -> None:
-        """Marks letters."""
-        for place in places:
-            self.add(place.partition, state, [(place.offset, place.offset)])
-
     def state_of(self, place: LetterPlace) -> LetterState:
         """Returns what became of a letter."""
         for state in (LetterState.REPLAYED, LetterState.DROPPED):

@@ -31,15 +31,16 @@ class Origins:
         if not letter.omitted:
             return letter
         origin = letter.origin
+        lacks = " and ".join(sorted(letter.omitted))
+        missing = f"{ORIGIN_MISSING}: the letter lacks its {lacks}, and"
         if origin is None:
-            return f"{ORIGIN_MISSING}: the letter lacks its {_listed(letter)}, and has no origin"
+            return f"{missing} has no origin"
         record = self._read(origin)
-        missing = f"{ORIGIN_MISSING}: the letter lacks its {_listed(letter)}, and {origin}"
         if record is None:
-            return f"{missing} is gone"
+            return f"{missing} {origin} is gone"
         headers = headers_of(record)
         if "headers" in letter.omitted and headers is None:
-            return f"{missing} has a header whose name is not UTF-8"
+            return f"{missing} {origin} has a header whose name is not UTF-8"
         return letter.completed(Outgoing(origin.topic, record.key(), record.value(), headers or []))
 
     def close(self) -> None:
@@ -75,7 +76,3 @@ def _is_of(message: Message, origin: Origin) -> bool:
     """Whether a record is the one that the letter is of: a topic may have been recreated."""
     kind, timestamp_ms = message.timestamp()
     return origin.timestamp_ms is None or kind == 0 or timestamp_ms == origin.timestamp_ms
-
-
-def _listed(letter: Letter) -> str:
-    return " and ".join(sorted(letter.omitted))

@@ -146,7 +146,8 @@ class Settling:
             ended = self._writer.transact(records, written)
         if ended is None:
             for one in batch:
-                self.marks.add_places([one.place], _state(one.decision))
+                partition, offset = one.place
+                self.marks.add(partition, _state(one.decision), [(offset, offset)])
             self.settled.done += len(batch)
             if self._on_progress is not None:
                 self._on_progress(self.settled)

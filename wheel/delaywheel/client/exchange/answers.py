@@ -206,8 +206,8 @@ class StoredMessage:
             topic=stored.topic,
             partition=stored.partition if stored.HasField("partition") else None,
             timestamp_ms=stored.timestamp_ms if stored.HasField("timestamp_ms") else None,
-            key_length_bytes=_length_of(stored.key_length_bytes),
-            value_length_bytes=_length_of(stored.value_length_bytes),
+            key_length_bytes=None if stored.key_length_bytes < 0 else stored.key_length_bytes,
+            value_length_bytes=None if stored.value_length_bytes < 0 else stored.value_length_bytes,
             headers_length_bytes=stored.headers_length_bytes,
             content=None if stored.content_withheld else MessageContent.of(stored),
             dead_reason=stored.dead_reason or None,
@@ -242,10 +242,6 @@ class StoredMessage:
             text = f"you have no right 'read' in topic {self.topic}: the content may not be read"
             raise RefusedError(Reason.FORBIDDEN, text)
         return self.content
-
-
-def _length_of(told: int) -> int | None:
-    return None if told < 0 else told
 
 
 def _state_of(stored: pb.StoredMessage) -> MessageState:
