@@ -72,6 +72,7 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
+from delaywheel_replica.server.node.turns import start
 
 KEPT_AT_MOST: Final = 49_152
 """A message takes about 1 KiB."""
@@ -165,7 +166,7 @@ class CancelGroups:
         for sharer, rows in rows_of.items():
             some = {row: references[row] for row in rows}
             if unread := self._finder.unread(some.values()):
-                self._start(self._read_ahead(unread, some, call, sharer, asked))
+                start(self._read_ahead(unread, some, call, sharer, asked), self._tasks)
             else:
                 self._ask_for(some, call, sharer, asked, are_gathered=are_gathered)
 
@@ -332,7 +333,7 @@ class CancelGroups:
                 self._settle(pending, _UNKNOWN)
 
         room.take(pending.sharer)
-        self._start(settle())
+        start(settle(), self._tasks)
 
     # --- batches
 
@@ -390,7 +391,7 @@ class CancelGroups:
             elif self._enter(pending, subject) and self._begin(pending, subject, basis):
                 to_write.append(pending)
         if to_write:
-            self._start(self._write(to_write))
+            start(self._write(to_write), self._tasks)
 
     def _enter(self, pending: PendingCancel, subject: Subject) -> bool:
         """Enters a message by what it is; False: it is there already, by another name."""
@@ -478,11 +479,6 @@ class CancelGroups:
         """Asks for a transaction soon, and has what waits looked at by now."""
         self._ask(CommitSoon())
         self._news.set()
-
-    def _start(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # --- committed progress
 

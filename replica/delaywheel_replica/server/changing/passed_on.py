@@ -26,6 +26,7 @@ from delaywheel_replica.server.access.shared_room import SharedRoom
 from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, AwaitedCall
 from delaywheel_replica.server.node.calls_to_nodes import refusal_of_a_change
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
+from delaywheel_replica.server.node.turns import start
 
 CALLS_AT_MOST: Final = 32
 APART_S: Final = 0.01
@@ -214,9 +215,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
             if group := queue.take():
                 queue.calls += 1
                 queue.begun_s = time.monotonic()
-                task = asyncio.create_task(self._send(queue, group))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                start(self._send(queue, group), self._tasks)
         if not queue.room.taken:
             if queue.timer is not None:
                 queue.timer.cancel()

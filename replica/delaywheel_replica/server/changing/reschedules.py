@@ -29,7 +29,7 @@ the first one may last.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -64,6 +64,7 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.naming import handle_of
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
+from delaywheel_replica.server.node.turns import start
 
 QUEUED_AT_MOST: Final = 4_096
 """Those of one sharer take some eight seconds."""
@@ -282,7 +283,7 @@ class Reschedules:
         self._attempts[wanted] = attempt
         self._queue.add(sharer, attempt)
         self._queued.take(sharer)
-        self._start(self._carry_out(attempt))
+        start(self._carry_out(attempt), self._tasks)
         return attempt
 
     async def _carry_out(self, attempt: _Attempt) -> None:
@@ -325,7 +326,7 @@ class Reschedules:
             self._queue.take()
             self._queued.give_back(attempt.sharer)
         if self._queue and self._admitting is None:
-            self._admitting = self._start(self._admit_later())
+            self._admitting = start(self._admit_later(), self._tasks)
 
     async def _admit_later(self) -> None:
         """Admits when records go; what nobody waits for any more is dropped in time, too."""
@@ -336,12 +337,6 @@ class Reschedules:
             pass
         self._admitting = None
         self._admit()
-
-    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     # --- one message
 

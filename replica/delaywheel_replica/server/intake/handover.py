@@ -46,6 +46,7 @@ from delaywheel_replica.server.intake.producing import IntakeStages
 from delaywheel_replica.server.node.naming import key_of
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, refusal_of
+from delaywheel_replica.server.node.turns import start
 
 _CALLER: Final = CallOrigin("ingress")
 # The cleaner hands a refused batch over again: answer only after conditions may have changed.
@@ -97,10 +98,8 @@ class HandoverServer:
                 head = Head.parse(await reader.readexactly(HEAD.size))
                 await self._stages.admission.wait_for_room(_CALLER, head.cost_bytes)
                 content = await reader.readexactly(head.length_bytes)
-                task = asyncio.create_task(self._answer(writer, head, content))
+                start(self._answer(writer, head, content), answering)
                 del content
-                answering.add(task)
-                task.add_done_callback(answering.discard)
         except asyncio.IncompleteReadError:
             _log.debug("hand-over ends")
         except MalformedError as error:

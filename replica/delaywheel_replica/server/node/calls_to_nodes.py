@@ -30,7 +30,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard, leader_heard
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RequestRefusedError
-from delaywheel_replica.server.node.turns import TurnsAtOnce
+from delaywheel_replica.server.node.turns import TurnsAtOnce, start
 
 PASSED: Final = "dw-passed"
 """Metadata of a call that another node makes: the secret of the node that is called, as hex."""
@@ -69,7 +69,6 @@ _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-_FRESH: Final = (*_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 _log = get_logger(__name__)
 
@@ -330,7 +329,8 @@ class CallsToNodes:
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise
-            return await asked_on(self._open(address, _FRESH, speaks_tls=peer.client_tls))
+            fresh = (*_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+            return await asked_on(self._open(address, fresh, speaks_tls=peer.client_tls))
         except grpc.aio.AioRpcError as error:
             return Silent(_why(error, address, within_s))
 
@@ -357,9 +357,7 @@ class CallsToNodes:
         """Closes channels that nobody will use again, once their calls have ended."""
         used = {each.client_address for each in self._view.peers().values()} - {address}
         for key in [key for key in self._channels if key[0] not in used]:
-            closing = asyncio.create_task(self._channels.pop(key).channel.close(_CLOSING_S))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            start(self._channels.pop(key).channel.close(_CLOSING_S), self._closing)
 
     def _key(self, address: str, *, speaks_tls: bool) -> tuple[str, object]:
         """Returns what a channel is known by: what it reaches, with which credentials."""

@@ -8,7 +8,8 @@ as well, but later.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from delaywheel_replica.core.leader.cancel import directly_before
 from delaywheel_replica.core.protocol.codec import MalformedError
@@ -55,10 +56,12 @@ class CleanerWatch:
         self._link = link
         self._row = row
         self._cleaner = cleaner
-        self._on_topics = on_topics
-        self._on_dead = on_dead
-        self._on_place = on_place
-        self._on_handover = on_handover
+        self._hears: Mapping[type, Callable[[Any], None]] = {
+            Topics: on_topics,
+            DeadLettered: on_dead,
+            PlaceFound: on_place,
+            HandoverBegins: on_handover,
+        }
         self._on_status = on_status
         self._pid: int | None = None
         self._pidfd: int | None = None
@@ -85,15 +88,9 @@ class CleanerWatch:
     def _receive(self) -> None:
         try:
             for message in self._link.receive():
-                if isinstance(message, Topics):
-                    self._on_topics(message)
-                elif isinstance(message, DeadLettered):
-                    self._on_dead(message)
-                elif isinstance(message, PlaceFound):
-                    self._on_place(message)
-                elif isinstance(message, HandoverBegins):
-                    self._on_handover(message)
                 # Anything else is a wake-up; the status is read below.
+                if (hear := self._hears.get(type(message))) is not None:
+                    hear(message)
         except MalformedError as error:
             _log.warning("link message ignored", error=str(error))
         except EOFError:

@@ -7,7 +7,7 @@ long.
 
 import asyncio
 from asyncio import wrap_future
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from threading import Lock
@@ -16,6 +16,14 @@ from typing import Any, Final, TypeVar
 from delaywheel_replica.process.round_robin import RoundRobin
 
 _Made = TypeVar("_Made")
+
+
+def start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+    """Begins some work at once; it is among the tasks until it ends, as the loop keeps none."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 class Turns:
