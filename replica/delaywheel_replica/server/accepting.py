@@ -23,12 +23,14 @@ the caller hears UNAVAILABLE.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from delaywheel_replica.server.node.turns import start
 
 CALLS_AT_ONCE: Final = 8
 """Of one method."""
@@ -101,7 +103,7 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
     def _make_request_call_future(self, method: bytes | None) -> "asyncio.Future[Any]":
         if method is None:
             for _ in range(CALLS_AT_ONCE):
-                self._run(self._answer_unknown())
+                start(self._answer_unknown(), self._tasks)
             return self._running_loop.create_future()  # until gRPC cancels it
         line = self._lines.get(method)
         if line is None:
@@ -148,14 +150,10 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
             answer = cygrpc._handle_rpc(  # noqa: SLF001
                 name, nothing, (), call, self._running_loop, concurrency_exceeded=False
             )
-            self._run(
-                cygrpc._schedule_rpc_coro(answer, call, self._running_loop, name)  # noqa: SLF001
+            work = cygrpc._schedule_rpc_coro(  # noqa: SLF001
+                answer, call, self._running_loop, name
             )
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._running_loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            start(work, self._tasks)
 
     async def shutdown(self, grace: float | None) -> None:
         self._calls_at_once = 1

@@ -205,20 +205,13 @@ class CancelMany:
         ]
         if not references:
             return ()
-        if dry_run:
-            return await self._cancelled_before(messages, references, sharer)
-        return list(map(_outcome, await self._groups.cancel(references, WAIT_S, repeat(sharer))))
-
-    async def _cancelled_before(
-        self,
-        messages: Sequence[pb.StoredMessage],
-        references: Sequence[Reference],
-        sharer: Hashable,
-    ) -> Iterable["pb.CancelOutcome.ValueType"]:
-        """What is known of messages that have a cancel; of all others nothing is said."""
+        if not dry_run:
+            cancelled = await self._groups.cancel(references, WAIT_S, repeat(sharer))
+            return [*map(_outcome, cancelled)]
+        # What is known of messages that have a cancel; of all others nothing is said.
         are_cancelled = [message.state == pb.MESSAGE_STATE_CANCELLED for message in messages]
-        cancelled = list(compress(references, are_cancelled))
-        decided = iter(await self._finder.known(cancelled, sharer))
+        known = await self._finder.known([*compress(references, are_cancelled)], sharer)
+        decided = iter(known)
         return [
             _outcome(next(decided)) if is_cancelled else pb.CANCEL_OUTCOME_UNSPECIFIED
             for is_cancelled in are_cancelled

@@ -51,7 +51,13 @@ def reference_of(message: pb.MessageRef) -> Reference:
     Refuses: HANDLE_INVALID, HANDLE_AMBIGUOUS, and as `named_by`.
     """
     if text := message.handle:  # nearly all are of this kind
-        return _of_handle(text)
+        try:
+            handle = Handle.parse(text)
+            wheel = WheelId.parse(handle.wheel)
+        except (MessageInvalidError, NameInvalidError) as error:
+            raise RequestRefusedError(Reason.HANDLE_INVALID, quoted(text)) from error
+        slot = _slot(handle.slot, Reason.HANDLE_INVALID)
+        return Reference(slot, handle.id, handle.topic, None, wheel)
     match message.WhichOneof("ref"):
         case "handle":
             raise RequestRefusedError(Reason.HANDLE_INVALID, quoted(text))
@@ -74,16 +80,6 @@ def named_by(named: pb.IdAndDue | pb.HalfRef) -> Reference:
         raise RequestRefusedError(Reason.TOPIC_INVALID, quoted(named.topic))
     slot = _slot(named.due_ms // 1000, Reason.DUE_INVALID)
     return Reference(slot, named.id, named.topic, named.due_ms)
-
-
-def _of_handle(text: str) -> Reference:
-    try:
-        handle = Handle.parse(text)
-        wheel = WheelId.parse(handle.wheel)
-    except (MessageInvalidError, NameInvalidError) as error:
-        raise RequestRefusedError(Reason.HANDLE_INVALID, quoted(text)) from error
-    slot = _slot(handle.slot, Reason.HANDLE_INVALID)
-    return Reference(slot, handle.id, handle.topic, None, wheel)
 
 
 def _slot(slot: int, reason: Reason) -> int:
