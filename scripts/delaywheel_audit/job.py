@@ -287,8 +287,13 @@ class _Run:
         ended = outcomes_of(place.read(spark, outcomes))
         asked = ended.where(in_range(terms, F.col("due_ms"), F.col("accepted_at_ms")))
         records = self._read_ingress(place, terms, facts)
+        if records:  # these read them three times
+            ended = ended.persist(StorageLevel.DISK_ONLY)
+            self._kept.append(ended)
         wanted = in_range(terms, F.col("due_ms"), F.col("accepted_at_ms"))
-        topics = list(terms.topics) or topics_in(ledger.where(wanted), asked, records.asked)
+        comes_back = in_range(terms, F.col("until_ms"), F.col("until_ms"))
+        named = ended.where(wanted | comes_back)
+        topics = list(terms.topics) or topics_in(ledger.where(wanted), named, records.asked)
         # After the outcomes: a message among them is decided in its topic as well.
         place.wait_for_transactions(topics)
         messages = place.pin(topics, from_ms, options.kafka_to_ms) if topics else Plan(())
@@ -335,7 +340,7 @@ class _Run:
         settled = facts.done.ingress
         nothing = self._spark.createDataFrame([], SCHEMA)
         if not settled:
-            return Asked(nothing)
+            return Asked(nothing, nothing)
         margin, from_ms = self._options.kafka_margin_ms, None
         if terms.from_ms is not None and margin is not None and not is_whole:
             from_ms = max(0, terms.accepted_range()[0] - margin)
@@ -351,6 +356,17 @@ class _Run:
             )
         self._say(f"Kafka: {plan.size():,} offsets of ingress topics")
         asked = ingress_requests(place.read(self._spark, plan), settled)
+        others = plan.beginning({at: record.next_offset for at, record in settled.items()})
+        unread = ingress_requests(
+            place.read(self._spark, others),
+            {at: replace(record, next_offset=END_MS) for at, record in settled.items()},
+        )
+        is_held_back = any(each.open_until is not None for each in ranges)
+        if is_held_back:
+            self._note(
+                "a transaction is open in an ingress topic: whether all came back from there that "
+                "was deferred, or committed with a delay, is not known"
+            )
         if is_whole and not since_ms:
             begun = place.read(self._spark, plan).groupBy("topic")
             rows = begun.agg(F.min("timestamp_ms").alias("begins_ms")).collect()
@@ -362,7 +378,14 @@ class _Run:
                 + " is taken at its word if no record asks for it: an ingress topic begins then,"
                 " and may have been made anew"
             )
-        return Asked(asked, is_used=True, since_ms=since_ms, is_whole=from_ms is None)
+        return Asked(
+            asked,
+            unread,
+            is_used=True,
+            is_held_back=is_held_back,
+            since_ms=since_ms,
+            is_whole=from_ms is None,
+        )
 
     def _note(self, line: str) -> None:
         self._notes.append(line)

@@ -19,7 +19,7 @@ The connector's own words name none of that: after a failure `check` does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
 from delaywheel_audit.kafka.questions import KafkaQuestions, Place, TopicNow
@@ -81,6 +81,18 @@ class Plan:
                 if r.cut
             ]
         return lines
+
+    def beginning(self, offsets: Mapping[Place, int]) -> Plan:
+        """Returns the same plan from these offsets on, where they are later."""
+
+        def from_there(topic: str, one: Range) -> Range:
+            start = max(one.start, offsets.get((topic, one.partition), 0))
+            return replace(one, start=min(start, one.end))
+
+        topics = (
+            replace(t, ranges=tuple(from_there(t.name, r) for r in t.ranges)) for t in self.topics
+        )
+        return replace(self, topics=tuple(topics))
 
     def offsets(self) -> dict[str, dict[int, Range]]:
         """What is to be read, by topic and partition, without ranges that are empty."""

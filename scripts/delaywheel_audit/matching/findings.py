@@ -33,6 +33,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "a promise was broken: keep data folders, ledger and topics, and send it again.",
             is_error=True,
         ),
+        "not_returned": Kind(
+            "Deferred, or a half committed with a delay: it went to the ingress topic, its new due "
+            "is past, and it was neither accepted from there nor lies there unread.",
+            "See whether the ingress topic was deleted, or a partition of it lost its end. `wheel` "
+            "and `seq` name the acceptance that ended: the message must be sent again.",
+            is_error=True,
+        ),
         "overdue": Kind(
             "Accepted and not delivered, by more than `--late-tolerance` after its due when this "
             "began: it is pending, and should not be.",

@@ -16,6 +16,9 @@ KEY = ("topic", "id", "due_ms")
 """What a message is."""
 INGRESS = "ingress"
 """What a message names in place of a wheel that went out directly (ingress.py)."""
+PASSED_ON_BY = "passed on by "
+"""How the wheel begins of what should have come back through an ingress topic, and did not; the
+wheel that it was done in follows."""
 
 _FRAME = (*KEY, "wheel", "seq", "accepted_at_ms")
 _ENDS = {
@@ -165,6 +168,11 @@ def _capped(frames: DataFrame) -> DataFrame:
     return capped
 
 
+def is_unread(wheel: Column) -> Column:
+    """Whether it is the partition of a record that is unread (ingress.py)."""
+    return wheel.contains("/")
+
+
 def ended() -> Column:
     """Returns how many acceptances have an outcome that ends their message."""
     total = F.lit(0).cast("long")
@@ -185,6 +193,7 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
     split = (due == done.due_ms + 1) & (seq <= F.coalesce("split_seq", F.lit(0)))
     is_done = (due < done.floor * 1000) | (taken & ((due <= done.due_ms) | split))
     is_done = is_done | (F.col("wheel") == INGRESS)  # its record is settled
+    is_done = is_done & ~is_unread(F.col("wheel"))
     is_lost = F.col("lost_reason").isNotNull()
     run = F.get(F.filter("runs", lambda run: seq.between(run["first"], run["last"])), 0)
     nothing = F.lit(0).cast("long")

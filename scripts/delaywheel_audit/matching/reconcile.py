@@ -137,7 +137,7 @@ def outcomes_schema() -> str:
     return (
         "outcome string, reason string, content_differs boolean, id string, due_ms long,"
         " accepted_at_ms long, topic string, wheel string, seq long, last_seq long,"
-        " slot long, last_slot long, messages long, origin string, answer string"
+        " slot long, last_slot long, messages long, origin string, answer string, until_ms long"
     )
 
 

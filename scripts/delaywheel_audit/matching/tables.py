@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.matching.judging import BEFORE_FIRST
-from delaywheel_audit.matching.matching import wheel_table
+from delaywheel_audit.matching.matching import PASSED_ON_BY, is_unread, wheel_table
 from delaywheel_audit.matching.summary import COUNTS
 from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.sources.ledger_files import Hole
@@ -91,10 +91,17 @@ def findings(judged: DataFrame) -> DataFrame:
     """Returns one row for each message and kind of finding, in one scan."""
     lost = F.struct("lost_at.*", F.col("row.topic").alias("topic"))
     differs = F.struct("differs_at.*", topic_of().alias("topic"))
+    by = F.substring(F.col("row.wheel"), len(PASSED_ON_BY) + 1, 64)
+    passed_on = F.struct("row.accepted_at_ms", by.alias("wheel"), "row.seq", "row.topic")
+    is_missing = F.col("missing") > 0
+    has_not_returned = F.coalesce(F.col("row.wheel").startswith(PASSED_ON_BY), F.lit(col=False))
+    unread = F.lit("its record is unread: wheel and seq are its partition and offset")
+    unread = F.when(is_unread(F.col("row.wheel")), unread)
     undelivered = (F.col("lost") > 0) & (F.col("forwarded") == 0) & ~F.col("elsewhere")
     findings = [
-        finding(F.col("missing") > 0, "missing", _missing_detail()),
-        finding(F.col("overdue") > 0, "overdue", F.lit("")),
+        finding(is_missing & ~has_not_returned, "missing", _missing_detail()),
+        finding(is_missing & has_not_returned, "not_returned", F.lit(""), row=passed_on),
+        finding(F.col("overdue") > 0, "overdue", unread),
         finding(F.col("not_verifiable") > 0, "not_verifiable", F.col("deleted_text")),
         finding(F.col("duplicated") > 0, "duplicated", _copies_detail(), copy="last_copy"),
         finding(F.col("early") > 0, "early", F.lit("")),

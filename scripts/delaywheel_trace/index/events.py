@@ -157,7 +157,8 @@ def of_outcome(
         if len(id_) != _ID.byte_width:
             raise ValueError("an id that is none")
     # What is deferred comes back under the same id, but for one that followed from its place.
-    next_id = id_to_send_again(id_) if id_ is not None and status == "deferred" else None
+    is_deferred = status in ("deferred", "ingress-deferred")
+    next_id = id_to_send_again(id_) if id_ is not None and is_deferred else None
     return {
         **named,
         "kind": OUTCOME,

@@ -25,6 +25,12 @@ def test_what_is_empty_is_not_read() -> None:
     assert Plan(topics).size() == 4
 
 
+def test_what_is_behind_some_offsets_is_read_from_there() -> None:
+    ranges = Range(0, 3, 7), Range(1, 5, 9), Range(2, 0, 4), Range(3, 1, 2)
+    rest = Plan((TopicPlan("t", "id", ranges),)).beginning({("t", 0): 5, ("t", 1): 2, ("t", 2): 8})
+    assert rest.offsets() == {"t": {0: Range(0, 5, 7), 1: Range(1, 5, 9), 3: Range(3, 1, 2)}}
+
+
 def test_a_broker_that_is_away_is_said_in_bounded_time() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     client = ClientSettings({"bootstrap.servers": address}, timeout_s=4)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any, cast
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel.identity import WheelId
@@ -61,6 +61,8 @@ KAFKA_NAMES = KafkaNames("shop")
 
 
 def id_of(name: str) -> bytes:
+    if name.startswith(("dwin", "dwmv")):
+        return name.encode()[:16]
     return blake2b(name.encode(), digest_size=16).digest()
 
 
@@ -76,12 +78,22 @@ class World:
     outcomes: list[bytes] = field(default_factory=list)
     letters: list[tuple[Any, ...]] = field(default_factory=list)
     asked: list[tuple[Any, ...]] = field(default_factory=list)
+    unread: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def ask(self, name: str, *, due: int = DUE) -> str:
-        """Adds a settled record of an ingress topic; returns its place."""
-        offset = len(self.asked)
-        self.asked.append((id_of(name), due, "parcels", f"in/0/{offset}", offset, due - 1_000))
+    def ask(
+        self, name: str, *, due: int = DUE, topic: str = "parcels", is_settled: bool = True
+    ) -> str:
+        """Adds a record of an ingress topic; returns its place."""
+        offset = len(self.asked) + len(self.unread)
+        records = self.asked if is_settled else self.unread
+        records.append((id_of(name), due, topic, f"in/0/{offset}", offset, due - 1_000))
         return f"in/0/{offset}"
+
+    def pass_on(self, name: str, outcome: str = "deferred", *, until: int | None = DUE) -> None:
+        """Sends a message to the ingress topic, for another due."""
+        due, at = DUE - 60_000, ACCEPTED - 60_000
+        self.accept(name, due=due, at=at, topic="letters", seq=11)
+        self.end(name, outcome, due=due, at=at, topic="letters", seq=11, until=until)
 
     def deliver(self, name: str) -> None:
         """Forwards what was in no wheel."""
@@ -134,6 +146,7 @@ class World:
             topic=topic,
             wheel=str(wheel),
             seq=seq,
+            until_ms=place.get("until"),
         )
 
     def answer(self, name: str, answer: str, *, due: int = DUE) -> None:
@@ -438,6 +451,35 @@ def through_ingress(world: World) -> None:
         world.forward(f"asked, {name}", topic="parcels")
 
 
+def passed_on(world: World) -> None:
+    """What a leader sends to the ingress topic comes back from there, or is still there."""
+    world.pass_on("sent on, back")
+    world.accept("sent on, back", topic="letters", seq=12)
+    world.forward("sent on, back", topic="letters")
+    world.pass_on("sent on, dead")
+    origin = world.ask("sent on, dead", topic="letters")
+    world._say(outcome="ingress-dead-lettered", reason="SLOT_FULL", origin=origin)
+    world.pass_on("sent on, settled")
+    world.ask("sent on, settled", topic="letters")
+    world.pass_on("sent on, gone", "committed")
+    world.pass_on("sent on by an earlier release", "committed", until=None)
+    world.pass_on("sent on, not published yet", until=NOW)
+    for name, until in (("sent on, unread", NOW), ("sent on, cut off", DUE)):
+        world.pass_on(name, until=until)
+        world.ask(name, topic="letters", due=until, is_settled=False)
+    world.ask("a program's, unread", topic="letters", is_settled=False)
+    world.pass_on("dwin, by its place")
+    world.accept("dwmv, by its place", topic="letters", seq=12)
+    world.forward("dwmv, by its place", topic="letters")
+    # Due when it was read: of that message there is nothing else.
+    for name in ("at once, back", "at once, gone"):
+        origin, message = world.ask(name, topic="letters"), {"id": id_of(name).hex(), "due_ms": DUE}
+        place = {"topic": "letters", "origin": origin, "until_ms": DUE + 7_000}
+        world._say(outcome="ingress-deferred", **message, **place)
+    world.accept("at once, back", due=DUE + 7_000, topic="letters", seq=12)
+    world.forward("at once, back", due=DUE + 7_000, topic="letters")
+
+
 def the_same_id_for_two_topics(world: World) -> None:
     """Each has an end of its own; neither stands for the other."""
     world.accept("for two")
@@ -460,7 +502,7 @@ CASES: list[Callable[[World], None]] = [
     early_and_late, changed,
     unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
     more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due,
-    accepted_under_a_longer_span, through_ingress, foreign,
+    accepted_under_a_longer_span, through_ingress, passed_on, foreign,
     the_same_id_for_two_topics, of_a_time_that_kafka_has_deleted,
 ]  # fmt: skip
 
@@ -494,6 +536,11 @@ FACTS = Facts(
 TERMS = Terms(from_ms=NOW - 3_600_000, to_ms=NOW + 3_600_000, span_ms=7_200_000)
 
 
+def outcomes_in(world: World, spark: SparkSession) -> DataFrame:
+    told = [(bytearray(value),) for value in world.outcomes]
+    return outcomes_of(spark.createDataFrame(told, "value binary"))
+
+
 def run(
     spark: SparkSession,
     world: World,
@@ -505,9 +552,13 @@ def run(
     """Reconciles; records before `first_offset` are of a time that is not read first."""
     kafka = spark.createDataFrame(world.kafka, KAFKA)
     read_first = kafka.where(F.col("offset") >= first_offset)
-    told = [(bytearray(value),) for value in world.outcomes]
-    outcomes = outcomes_of(spark.createDataFrame(told, "value binary"))
-    asked = Asked(spark.createDataFrame(world.asked, ASKED), is_used=True, since_ms=asked_since_ms)
+    outcomes = outcomes_in(world, spark)
+    asked = Asked(
+        spark.createDataFrame(world.asked, ASKED),
+        spark.createDataFrame(world.unread, ASKED),
+        is_used=True,
+        since_ms=asked_since_ms,
+    )
     inputs = Inputs(
         spark.createDataFrame(world.ledger, LEDGER),
         read_first,
@@ -574,6 +625,7 @@ NAMES = [
     "forged behind", "forged twice", "orphan", "cancelled elsewhere", "too many outcomes",
     "two fates", "cancel ignored", "dead, alive", "two dues", "two acceptances",
     "long ago", "long ago, missing", "forged long ago", "dead", "dead, letter gone",
+    "sent on, settled", "sent on, gone", "sent on, cut off", "at once, gone",
     "asked, gone", "asked, twice", "asked, by nobody",
     "up to the first left", "within the tolerance", "due behind it", "of an empty topic",
     "outcome deleted", "outcome missing", "any topic, no outcome", "of a compacted topic",
@@ -588,7 +640,8 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
             "too many outcomes", "two dues", "two acceptances", "long ago, missing",
             "due behind it", "outcome missing", "asked, gone", "half, one copy lost",
         },
-        "overdue": {"overdue"},
+        "not_returned": {"sent on, settled", "sent on, gone", "at once, gone"},
+        "overdue": {"overdue", "sent on, cut off"},
         "not_verifiable": {
             "up to the first left", "within the tolerance", "of an empty topic",
             "outcome deleted", "any topic, no outcome", "of a compacted topic",
@@ -628,6 +681,14 @@ def test_a_finding_says_all_that_is_known(found: Found) -> None:
     assert "1 cancelled" in found.one("unexpected", "cancel broken")["detail"]
     assert found.one("missing", "missing")["accepted_at_ms"] == ACCEPTED
     assert found.one("missing", "orphan")["detail"].startswith("dropped as a duplicate of nothing")
+    gone = found.one("not_returned", "sent on, gone")
+    assert (gone["wheel"], gone["seq"], gone["accepted_at_ms"]) == ("n1.1", 11, ACCEPTED - 60_000)
+    assert (gone["topic"], gone["due_ms"]) == ("letters", DUE)
+    at_once = found.one("not_returned", "at once, gone")
+    assert (at_once["wheel"], at_once["seq"]) == (INGRESS, 13)
+    unread = found.one("overdue", "sent on, cut off")
+    assert (unread["wheel"], unread["seq"]) == ("in/0", 10)
+    assert unread["detail"].startswith("its record is unread")
     too_many = found.one("unexpected", "two fates")["detail"]
     assert too_many.startswith("more outcomes than acceptances")
 
@@ -672,9 +733,9 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
-        "pending": 6, "cancelled": 9, "duplicates_dropped": 7, "dead": 3, "lost": 4,
-        "not_verifiable": 6, "missing": 13, "duplicated": 3, "unexpected": 14, "early": 2,
-        "late": 2, "committed": 2, "asked": 6, "deferred": 1, "asked_committed": 1,
+        "pending": 8, "cancelled": 9, "duplicates_dropped": 7, "dead": 3, "lost": 4,
+        "not_verifiable": 6, "missing": 16, "duplicated": 3, "unexpected": 14, "early": 2,
+        "late": 2, "committed": 4, "asked": 6, "deferred": 8, "asked_committed": 1,
         "asked_rolled_back": 1, "asked_undecided": 1, "asked_open": 3,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected
@@ -760,10 +821,25 @@ def test_what_went_out_directly_has_a_record_or_older_ones_are_read(spark: Spark
     world.ask("asked")
     world.deliver("asked")
     world.forward("of another time", topic="parcels", wheel=INGRESS, due=NOW + 86_400_000)
-    records = Asked(spark.createDataFrame(world.asked, ASKED), is_used=True)
+    asked, unread = (spark.createDataFrame(rows, ASKED) for rows in (world.asked, world.unread))
+    records = Asked(asked, unread, is_used=True)
     assert are_all_asked(records, spark.createDataFrame(world.kafka, KAFKA), TERMS)
     world.deliver("sent before an outage")
     assert not are_all_asked(records, spark.createDataFrame(world.kafka, KAFKA), TERMS)
+
+
+def test_an_open_transaction_may_hold_back_what_has_not_come_back(spark: SparkSession) -> None:
+    world = World()
+    world.pass_on("sent on, gone")
+    world.ask("asked, gone")
+    kafka = spark.createDataFrame(world.kafka, KAFKA)
+    outcomes = outcomes_in(world, spark)
+    ledger = spark.createDataFrame(world.ledger, LEDGER)
+    asked, unread = (spark.createDataFrame(rows, ASKED) for rows in (world.asked, world.unread))
+    records = Asked(asked, unread, is_used=True, is_held_back=True)
+    known = with_ingress(ledger, records, kafka, outcomes, TERMS, FACTS)
+    (found,) = known.where(F.col("due_ms") == DUE).collect()
+    assert bytes(found["id"]) == id_of("asked, gone")
 
 
 def test_what_the_ledger_has_all_of() -> None:

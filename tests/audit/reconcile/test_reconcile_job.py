@@ -20,9 +20,11 @@ from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.options import Options
 from delaywheel_audit.session import CouldNotRun
 from delaywheel_audit.sources.inputs import KafkaPlace
+from delaywheel_replica.core.protocol.control import IngressRecord, ingress_record
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.books import make
 from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import create_topic
 from support.process.night import at_night
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -70,6 +72,24 @@ def forward_by(cluster: str, address: str, topic: str, due_ms: int) -> None:
     assert producer.flush(30) == 0
 
 
+def send_on(cluster: str, address: str, topic: str) -> None:
+    """Defers two messages: one's record is unread, the other's is gone."""
+    names, producer = KafkaNames(cluster), Producer({"bootstrap.servers": address})
+    create_topic(address, names.ingress)
+    due_ms = int(time.time() * 1000) - 600_000
+    key, value = ingress_record((names.ingress, 0), IngressRecord("id", 0))
+    producer.produce(names.control, value, key)
+    for number in (1, 2):
+        named = {"outcome": "deferred", "id": f"{number:032x}", "due_ms": due_ms - 1}
+        place = {"accepted_at_ms": due_ms - 2, "wheel": "n9.1", "seq": number}
+        told = {**named, **place, "topic": topic, "until_ms": due_ms}
+        producer.produce(names.outcomes, json.dumps(told))
+    headers: dict[str, str | bytes | None] = {"dw-topic": topic, "dw-id": f"{1:032x}"}
+    headers["dw-deliver-at"] = str(due_ms)
+    producer.produce(names.ingress, headers=headers, partition=0, timestamp=due_ms - 1)
+    assert producer.flush(30) == 0
+
+
 def test_books_with_a_file_lost_and_records_deleted(
     spark: SparkSession, kafka: KafkaBroker, options: Options, tmp_path: Path
 ) -> None:
@@ -79,13 +99,19 @@ def test_books_with_a_file_lost_and_records_deleted(
     producer = Producer({"bootstrap.servers": kafka.address})
     producer.produce(KafkaNames(options.cluster).outcomes, json.dumps(reported))
     assert producer.flush(30) == 0
+    send_on(options.cluster, kafka.address, f"{options.cluster}-bills")
     files = sorted((tmp_path / "ledger [1]").rglob("n2.1-*.parquet"))
     files[len(files) // 2].unlink()
     deleted = delete_first(kafka.address, f"{options.cluster}-orders", 7)
 
     summary = run(spark, options)
     assert not summary.balanced
-    assert summary.findings == {"ledger_gap": 1, "not_verifiable": deleted}
+    assert summary.findings == {
+        "ledger_gap": 1,
+        "not_verifiable": deleted,
+        "not_returned": 1,
+        "overdue": 1,
+    }
     (gap,) = summary.ledger_gaps
     assert gap["wheel"] == "n2.1"
     assert gap["last_seq"] - gap["first_seq"] == 4
@@ -93,15 +119,15 @@ def test_books_with_a_file_lost_and_records_deleted(
     assert elsewhere in summary.topics, "only an outcome names it"
     assert any("not final: the floor" in note for note in summary.notes)
     expected = {
-        "accepted": 1_400, "acknowledged": 1_400, "forwarded": 1_386 - deleted, "cancelled": 14,
-        "not_verifiable": deleted, "unbooked": 99,
+        "accepted": 1_402, "acknowledged": 1_402, "forwarded": 1_386 - deleted,
+        "cancelled": 14, "not_verifiable": deleted, "missing": 1, "pending": 1, "unbooked": 99,
     }  # fmt: skip
     assert summary.counts == NONE | expected
     assert Summary.from_json((tmp_path / "output" / "summary.json").read_text()) == summary
     assert "balance" in (tmp_path / "output" / "page.html").read_text().lower()
     written = pq.read_table(tmp_path / "output" / "buckets").to_pylist()
-    assert sum(row["accepted"] for row in written) == 1_400
-    assert {row["lateness_max_ms"] for row in written} == {8}
+    assert sum(row["accepted"] for row in written) == 1_402
+    assert {row["lateness_max_ms"] for row in written} == {8, None}
 
 
 def test_what_cannot_run_says_why_and_leaves_the_earlier_books(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -451,8 +452,18 @@ def test_a_message_in_no_wheel_has_no_acceptance_that_ends() -> None:
     direct = replace(rows, wheels=[Direct("in", 1)])
     patience = Patience(NAMES.ingress, PATIENCE_S)
     left = np.array([1])
-    assert len(list(outcomes.deferred(NAMES, patience.deferred(rows, left, 0, 0, NOW_MS)))) == 1
-    assert not list(outcomes.deferred(NAMES, patience.deferred(direct, left, 0, 0, NOW_MS)))
+
+    def told(some: DueRows) -> dict[str, Any]:
+        (record,) = outcomes.deferred(NAMES, patience.deferred(some, left, 0, 0, NOW_MS))
+        found: dict[str, Any] = json.loads(record.value or b"")
+        return found
+
+    ended, ended_directly = told(rows), told(direct)
+    assert (ended["outcome"], ended_directly.pop("outcome")) == ("deferred", "ingress-deferred")
+    until_ms = NOW_MS + LEAST_WAIT_MS
+    id_ = bytes(16).hex()
+    place = {"origin": "in/1/0", "due_ms": 1_000_000, "topic": "bad"}
+    assert ended_directly == place | {"id": id_, "until_ms": until_ms}
 
 
 def test_the_time_to_live_counts_from_the_first_due() -> None:

@@ -68,7 +68,9 @@ def test_one_that_is_due_later_goes_to_the_ingress_topic_and_is_the_same_message
     assert (request.partition, request.timestamp_ms) == (3, NOW_MS)
     assert request.headers == encode_headers(OWN)
     told = json.loads(outcome.value or b"")
-    assert (told["outcome"], told["id"], told["topic"]) == ("committed", message.id.hex(), "orders")
+    assert (told["outcome"], told["id"], told["topic"], told["until_ms"]) == (
+        *("committed", message.id.hex(), "orders", later_ms),
+    )
 
 
 def test_a_question_is_asked_whatever_is_thought_of_its_topic(

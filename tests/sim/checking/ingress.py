@@ -255,6 +255,10 @@ class IngressChecks:
                 sent = self._at(report["origin"])
                 if sent is None or not self._letters[sent.number]:
                     self._fail(f"{sent or report} is reported as a dead letter, and is none")
+            case "ingress-deferred":
+                sent = self._at(report["origin"])
+                if sent is None or not self._deferred[sent.number]:
+                    self._fail(f"{sent or report} is said to be deferred, and is not")
             case "ingress-deleted":
                 offsets = range(report["first_offset"], report["last_offset"] + 1)
                 self._reported_lost((report["topic"], report["partition"]), offsets, DELETED)

@@ -128,8 +128,9 @@ def test_outcomes_are_events_known_by_their_place() -> None:
 
 def test_what_is_deferred_goes_on_under_another_id_if_its_own_followed_from_its_place() -> None:
     for id_, becomes in ((ID, None), (b"dwin" + bytes(12), b"dwmv" + bytes(12))):
-        outcome = {"outcome": "deferred", "id": id_.hex(), "due_ms": 5, "until_ms": 9}
-        assert of_outcome(outcome, "topic-id", 1, 17, 6)["next_id"] == becomes
+        for status in ("deferred", "ingress-deferred"):
+            outcome = {"outcome": status, "id": id_.hex(), "due_ms": 5, "until_ms": 9}
+            assert of_outcome(outcome, "topic-id", 1, 17, 6)["next_id"] == becomes
     outcome = {"outcome": "cancelled", "id": (b"dwin" + bytes(12)).hex(), "due_ms": 5}
     assert of_outcome(outcome, "topic-id", 1, 17, 6)["next_id"] is None
 

@@ -165,21 +165,29 @@ def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
 
 def committed(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
     """Yields outcomes of halves that were committed, and whose messages are due later."""
-    for message in rows:
-        place = _place(message) | {"topic": _destination(message)}
-        yield outcome_record(names, message.id, {"outcome": "committed", **place})
+    return _come_back(names, rows, "committed")
 
 
 def deferred(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
-    """Yields outcomes of messages that come back later.
+    """Yields outcomes of messages that come back later."""
+    return _come_back(names, rows, "deferred")
 
-    One that was in no wheel has no acceptance that could end.
+
+def _come_back(names: KafkaNames, rows: DueRows, name: str) -> Iterator[Record]:
+    """Yields outcomes of messages that are in the ingress topic, for `until_ms`.
+
+    Of one that was in no wheel no acceptance ends, but its record does.
     """
     for message in rows:
-        if not isinstance(message.wheel, Direct):
-            until_ms = int(last_of(message.headers, DELIVER_AT) or 0)
-            outcome = {"outcome": "deferred", **_place(message), "until_ms": until_ms}
-            yield outcome_record(names, message.id, outcome | {"topic": _destination(message)})
+        until_ms = int(last_of(message.headers, DELIVER_AT) or 0)
+        told: dict[str, object] = {"topic": _destination(message), "until_ms": until_ms}
+        if isinstance(message.wheel, Direct):
+            origin = IngressPlace(message.wheel.topic, message.wheel.partition, message.seq)
+            named = {"id": message.id.hex(), "due_ms": message.due_ms, "origin": str(origin)}
+            outcome = {"outcome": f"ingress-{name}", **named, **told}
+        else:
+            outcome = {"outcome": name, **_place(message), **told}
+        yield outcome_record(names, message.id, outcome)
 
 
 def topic_asked_for(message: DueMessage) -> str:

@@ -9,6 +9,7 @@ as Kafka keeps it.
 | outcome | about |
 |---|---|
 | `ingress-dead-lettered` | a record whose dead letter is in the same transaction |
+| `ingress-deferred` | a record that was due when it was read, and whose message comes back later |
 | `ingress-deleted` | offsets that Kafka no longer had when they were to be read |
 | `ingress-cut-off` | announced offsets after the end of a cut-off partition: accepted, or lost |
 | `answered` | a half message that its group was asked about: what the group says that it has answered |
