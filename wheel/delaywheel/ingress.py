@@ -129,6 +129,7 @@ class IngressLimits(NamedTuple):
         ttl_header: The header that states a message's time to live; empty: there is none.
         takes_answers: Whether records with `ANSWER` are understood.
         read: The partitions that are read, or many of them; empty: all are.
+        is_read: Whether any is: the setting `ingress` is on, and not all are cut off.
     """
 
     span_ms: int
@@ -136,6 +137,7 @@ class IngressLimits(NamedTuple):
     ttl_header: str = TTL_HEADER
     takes_answers: bool = False
     read: tuple[int, ...] = ()
+    is_read: bool = True
 
     def as_note(self) -> str:
         """Returns the metadata."""
@@ -150,6 +152,7 @@ class IngressLimits(NamedTuple):
             takes_answers = said.get("takes_answers") is True
             span_ms, message_bytes = int(said["span_ms"]), int(said["message_bytes"])
             read = tuple(map(int, said.get("read", ())))
-            return cls(span_ms, message_bytes, ttl_header, takes_answers, read)
+            is_read = said.get("is_read") is not False
+            return cls(span_ms, message_bytes, ttl_header, takes_answers, read, is_read)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -11,9 +11,10 @@ call: that ends as a time-out, an unknown outcome.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from zlib import crc32
 
 from delaywheel.headers import content_bytes
 
@@ -66,6 +67,13 @@ class Outgoing(NamedTuple):
     def length_bytes(self) -> int:
         """The length of key, value and headers."""
         return content_bytes(self.key, self.value, self.headers)
+
+    def to_one_of(self, partitions: Sequence[int]) -> Self:
+        """Returns it for one of these partitions, by its key; as it is if there are none."""
+        if not partitions:
+            return self
+        number = crc32(self.key or self.value or b"") % len(partitions)
+        return self._replace(partition=partitions[number])
 
 
 class _KafkaError(Protocol):

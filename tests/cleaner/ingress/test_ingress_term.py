@@ -378,6 +378,21 @@ def test_without_topics_nothing_is_read_but_what_was_announced(site: Site) -> No
     assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
 
 
+def test_where_the_topic_is_switched_off_its_group_says_so(site: Site) -> None:
+    """Beside the offset that consumers look at; or they would go on to write there."""
+    for at, next_offset in ((AT, 7), ((TOPIC, 1), 0)):
+        site.settings = replace(site.settings, topics=frozenset())
+        committed = ingress_record(at, IngressRecord("id", 7))
+        site.state = replace(site.state, ingress={}).apply_all([committed])
+        site.topics.group_offsets = {}
+        site.lead("a")
+        site.take_in()
+        assert (site.topics.group_offsets, site.topics.group_unread) == ({AT: next_offset}, {AT})
+        assert site.topics.asked_for[-1:] == []
+        assert (site.run_once(), site.ingress.status(), site.slot()) == (None, None, None)
+        site.ingress.close()
+
+
 def test_other_levels_count_for_what_comes_then(site: Site) -> None:
     site.topics.send((ingress.TOPIC, b"orders"), (ingress.LEVEL, b"1m"))
     site.run_once()

@@ -305,6 +305,14 @@ def test_the_group_shows_which_partitions_are_read_once_some_are_cut_off(
     assert said == limits._replace(read=(0,))
 
 
+def test_the_group_shows_that_nothing_is_read(settings: KafkaSettings) -> None:
+    limits = IngressLimits(1_000, 1_000)
+    with closing(IngressReader(replace(settings, ingress_limits=limits))) as reader:
+        notes = reader._notes({("off", 0), ("on", 0), ("on", 1)}, {("off", 0), ("on", 1)})
+    said = {topic: IngressLimits.of_note(note) for topic, note in notes.items()}
+    assert said == {"off": limits._replace(is_read=False), "on": limits._replace(read=(0,))}
+
+
 def test_of_a_paused_partition_nothing_comes_and_nothing_is_lost(
     kafka: KafkaBroker, topic: str, reader: IngressReader
 ) -> None:

@@ -7,8 +7,9 @@ import pytest
 from delaywheel.consumer.engine import commits
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.health import ConsumerTrouble
+from delaywheel.ingress import IngressLimits
 from support.consumer.driven import DrivenConsumer, start
-from support.consumer.fake_kafka import FakeKafka
+from support.consumer.fake_kafka import INGRESS, FakeKafka
 
 BILLS = "bills"
 ONE, TWO = Partition("orders", 0), Partition("orders", 1)
@@ -192,3 +193,30 @@ def test_a_record_that_is_too_large_for_a_topic_of_retries_stops_nobody() -> Non
     consumer.run_often()
     assert consumer.engine.counts.dead == 1
     assert not consumer.engine.has_ended
+
+
+def test_while_no_leader_reads_the_ingress_topic_its_writers_alone_wait() -> None:
+    """With `ingress = false` retries would lie there, and nobody would be told."""
+    limits = IngressLimits(60_000, 1_000)
+    kafka = FakeKafka(partitions=2, limits=IngressLimits.of_note(limits.as_note()))
+    consumer = start(kafka, max_deliveries=None)
+    kafka.limits = IngressLimits.of_note(limits._replace(is_read=False).as_note())
+    consumer.engine._lookout.look_at_topics()
+    put(kafka, ONE, 1)
+    for _ in range(3):
+        put(kafka, TWO, 3)
+        consumer.run_often()
+        for message in consumer.take(99):
+            if message.at == ONE:
+                message.retry()
+            else:
+                message.done()
+        run(consumer, is_time=True)
+    assert (kafka.offsets, kafka.committed_records) == ({TWO: 9}, [])
+    text = consumer.engine.health.troubles[ConsumerTrouble.HELD_UP]
+    assert text == (f"orders/0 waits until topic {INGRESS} takes its outcomes: no leader reads it")
+    kafka.limits = limits
+    consumer.engine._lookout.look_at_topics()
+    run(consumer, is_time=True)
+    assert kafka.offsets == {ONE: 1, TWO: 9}
+    assert consumer.engine.health.is_well

@@ -264,7 +264,7 @@ class Ingress:
     def status(self) -> IngressStatus | None:
         """Returns the status to publish; None: there is nothing to read."""
         term, reader = self._term, self._reader
-        if term is None or reader is None:
+        if term is None or reader is None or not (self._settings.topics or term.partitions):
             return None
         unread, positions = reader.lags(), term.positions
         unread = {at: count for at, count in unread.items() if at not in term.done}
@@ -312,19 +312,21 @@ class Ingress:
         self._around = _Surroundings(state, heartbeats, node, objection)
         self._is_changed |= before is None or before.halves_objection != objection
         announced = {at[0] for at, record in state.ingress.items() if record.announced}
-        if self._term is None and not (self._settings.topics or announced):
+        has_topics = bool(self._settings.topics or announced)
+        if self._term is None and not (has_topics or self._switched_off(state)):
             return
         if self._term is None:
             self._begin(state)
         is_recreated = self._reader is not None and bool(self._reader.recreated)
-        self._search.look(frozenset(announced), is_urgent=is_recreated)
+        if has_topics:
+            self._search.look(frozenset(announced), is_urgent=is_recreated)
         found = self._search.found()
         if found is not None:
             self._take_found(found, state)
         self._take_answers()
         self._read()
         self._hand()
-        self._report_to_group()
+        self._report_to_group(state)
 
     def take_levels(self, levels_ms: Mapping[str, int]) -> None:
         """Applies new levels from now on."""
@@ -515,7 +517,7 @@ class Ingress:
         if self._term is not None and self._handing.hand(self._term.to_hand):
             self._is_changed = True
 
-    def _report_to_group(self) -> None:
+    def _report_to_group(self, state: ControlState) -> None:
         now_s = self._clock.monotonic()
         if self._term is None or self._reader is None:
             return
@@ -524,4 +526,18 @@ class Ingress:
             self._report_again_at = now_s + REPORT_AGAIN_S
             self._is_group_behind = False
             unread = self._term.done | self._term.cut_off.keys()
-            self._reader.report_to_group(self._term.offsets, unread)
+            offsets, switched_off = self._term.offsets, self._switched_off(state)
+            if switched_off:
+                unread |= {at for at in offsets if at[0] == self._settings.names.ingress}
+            self._reader.report_to_group(switched_off | offsets, unread | switched_off.keys())
+
+    def _switched_off(self, state: ControlState) -> dict[IngressPartition, int]:
+        """Returns where the note lies that consumers look for, if the own topic is read no more.
+
+        It says so: else they would go on to write there.
+        """
+        own = self._settings.names.ingress
+        if own in self._settings.topics or own not in {topic for topic, _ in state.ingress}:
+            return {}
+        first = state.ingress.get((own, 0))
+        return {(own, 0): 0 if first is None else first.next_offset}

@@ -67,7 +67,7 @@ class IngressReader:
             },
             logger=LOGGER,
         )
-        self._group = settings.names.ingress_group
+        self._names = settings.names
         self._limits = settings.ingress_limits
         self._is_group_refused = False
         self._positions: dict[IngressPartition, int] = {}
@@ -194,14 +194,15 @@ class IngressReader:
         notes = dict.fromkeys({topic for topic, _ in partitions}, limits.as_note())
         for topic in {topic for topic, _ in partitions & unread}:
             read = sorted(number for name, number in partitions - unread if name == topic)
-            notes[topic] = limits._replace(read=tuple(read[:PARTITIONS_NAMED])).as_note()
+            named = tuple(read[:PARTITIONS_NAMED])
+            notes[topic] = limits._replace(read=named, is_read=bool(read)).as_note()
         return notes
 
     def _take_commit_result(self, error: KafkaError | None, _: object) -> None:
         """Logs that the group may not commit offsets, once each time this begins."""
         is_refused = error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
         if is_refused and not self._is_group_refused:
-            log.warning("not allowed to show how far ingress is", group=self._group)
+            log.warning("not allowed to show how far ingress is", group=self._names.ingress_group)
         self._is_group_refused = is_refused
 
     def close(self) -> None:

@@ -236,7 +236,9 @@ class Commits:
         return ()
 
     def _is_able(self, topic: str) -> bool:
-        """Whether a topic can be written to now, as Kafka says."""
+        """Whether a topic can be written to now, as Kafka says, and is read."""
+        if topic == self._state.policy.unread_topic:
+            return False
         try:
             return not self._state.ask(lambda: self._state.broker.unable({topic}))
         except KafkaUnavailable:
@@ -256,6 +258,14 @@ class Commits:
             settled = [(block.message(index), one) for block, index, one in cut.settled()]
             short = [each for each in settled if each[1].omitted and not each[1].is_measured]
             writers = [each for each in settled if each[1].writes is not None]
+            unread = self._state.policy.unread_topic
+            wanting = {message.at for message, one in settled if unread in one.topics}
+            if unread is not None and wanting:
+                self._held_up.hold_up(wanting, unread, time.monotonic(), "no leader reads it")
+                self._say_what_is_held_up()
+                if only:
+                    return None
+                continue
             back = {message.at for message, one in settled if one.outcome in _COMING_BACK}
             if not only and not self._are_taken_back(back):
                 return None

@@ -17,6 +17,8 @@ after a while, and with it the outcomes of all partitions that are committed tog
 | a letter does not fit into its topic, which takes less than the source; or there is a retry, |
 |   | and its topic takes less | they are held up, and the topic is asked again like that: no |
 |   | letter is shortened by it, and no retry leaves the group |
+| a leader says that none reads the ingress topic: `ingress` is off | partitions with outcomes for |
+|   | it are held up until one does: nobody would see what lies there |
 | a transaction of theirs is committed, or refused | they are as the others |
 
 No I/O, no clock, no lock: the engine's thread alone is here.

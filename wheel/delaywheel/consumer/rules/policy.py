@@ -48,7 +48,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
-from zlib import crc32
 
 from delaywheel import ingress
 from delaywheel.consumer.leaving import UnreadableError
@@ -132,6 +131,12 @@ class Policy:
         self.backoff_failure: str | None = None
         """How a function of the program's that returns delays failed when it was called last."""
 
+    @property
+    def unread_topic(self) -> str | None:
+        """The ingress topic, if no leader reads it; else None."""
+        is_read = self.limits is None or self.limits.is_read
+        return None if is_read else self._ingress_topic
+
     def learn_limits(self, limits: IngressLimits | None) -> None:
         """Takes in what ingress takes now; raises ConsumerError if a level is beyond the span."""
         self.limits = limits
@@ -147,14 +152,7 @@ class Policy:
     def routed(self, records: Sequence[Outgoing]) -> Sequence[Outgoing]:
         """Returns records so that those for the ingress topic go to partitions that are read."""
         read = () if self.limits is None else self.limits.read
-        if not read:
-            return records
-        return [
-            one._replace(partition=read[crc32(one.key or one.value or b"") % len(read)])
-            if one.topic == self._ingress_topic
-            else one
-            for one in records
-        ]
+        return [one.to_one_of(read) if one.topic == self._ingress_topic else one for one in records]
 
     def learn_sizes(self, most_bytes: Mapping[str, int]) -> None:
         """Takes in the largest batches of topics, as `Start` has them."""
