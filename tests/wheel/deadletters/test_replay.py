@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from delaywheel.deadletters import (
     DeadLettersError,
@@ -23,7 +23,9 @@ from delaywheel.deadletters import (
     Selection,
     settling,
 )
+from delaywheel.deadletters.counting import Settled
 from delaywheel.deadletters.writing import LetterWriter
+from delaywheel.ingress import IngressLimits
 from local.loopback.kafka import KafkaBroker
 from support.kafka import killed_replay
 from support.kafka.read_committed import (
@@ -111,6 +113,43 @@ def test_letters_are_sent_once_and_marked(letters: Letters) -> None:
     ]
     (row,) = letters.count().rows()
     assert row[1:] == ("TOPIC_MISSING", 0, LETTERS, 0)
+
+
+def test_records_of_an_ingress_topic_go_back_to_where_they_are_read(
+    kafka: KafkaBroker, cluster_id: str
+) -> None:
+    """Once a partition is cut off nobody reads what lies there; nor while `ingress` is off."""
+    ingress, dead = f"delaywheel-{cluster_id}-ingress", f"delaywheel-{cluster_id}-dead"
+    create_topic(kafka.address, ingress, partitions=3)
+    create_topic(kafka.address, dead, partitions=1)
+    limits = IngressLimits(1_000, 1_000)
+
+    def replay(said: IngressLimits) -> Settled:
+        note = TopicPartition(ingress, 0, 0, said.as_note())
+        leader = Consumer({"bootstrap.servers": kafka.address, "group.id": ingress})
+        leader.commit(offsets=[note], asynchronous=False)
+        leader.close()
+        producer = Producer({"bootstrap.servers": kafka.address})
+        for number in range(9):
+            headers: dict[str, str | bytes | None] = {
+                "dw-dead-reason": b"SLOT_FULL",
+                "dw-dead-origin": f"{ingress}/0/5",
+            }
+            producer.produce(dead, b"v", b"%d" % number, headers=headers)
+        assert producer.flush(30) == 0
+        with DeadLetterTopic(dead, {"bootstrap.servers": kafka.address}) as letters:
+            return letters.replay(Selection())
+
+    assert replay(limits._replace(read=(2,))).done == 9
+    assert {
+        message.partition()
+        for message in read_all(kafka.address, ingress, at_least=9, partitions=3)
+    } == {2}
+    refused = replay(limits._replace(is_read=False))
+    assert (refused.done, refused.refused) == (0, {"INGRESS_UNREAD": 9})
+    assert replay(limits).done == 18
+    found = read_all(kafka.address, ingress, at_least=27, partitions=3)
+    assert len({message.partition() for message in found}) > 1
 
 
 @pytest.mark.parametrize("step", killed_replay.STEPS)

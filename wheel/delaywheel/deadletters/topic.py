@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.client.exchange.settings import check_trace
+from delaywheel.consumer.kafka.topics import limits_of
 from delaywheel.deadletters.counting import LetterCounts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, LetterPlace
@@ -25,7 +26,7 @@ from delaywheel.deadletters.selection import CLOCKS_MS, EVERYTHING, Selection
 from delaywheel.deadletters.settling import BATCH_LETTERS, DROP, Drop, Replay, Settling
 from delaywheel.deadletters.tracing import LettersToTell
 from delaywheel.deadletters.writing import LetterWriter
-from delaywheel.ingress import halves_topic, is_reserved_topic
+from delaywheel.ingress import IngressLimits, halves_topic, ingress_topic, is_reserved_topic
 from delaywheel.kafka_admin import KafkaAdmin
 from delaywheel.transactional import MIN_INSYNC, Outgoing, least_in_sync, replicas_on
 
@@ -39,6 +40,8 @@ _CLUSTERS_OWN: Final = re.compile(r"delaywheel-(.+)-dead")
 RETRY_S: Final = 0.02
 CLAIMS: Final = 3
 """How often a claim is attempted."""
+
+_INGRESS_UNREAD = "INGRESS_UNREAD"
 
 
 def dead_letter_topic(cluster_id: str) -> str:
@@ -236,6 +239,7 @@ class DeadLetterTopic:
             writer.forget([(key, None) for key in marks.obsolete[begin : begin + BATCH_LETTERS]])
         origins = Origins(self._client, timeout_s=self._timeout_s)
         obstacle = lru_cache(MOST_TOPICS)(self._obstacle)
+        limits = lru_cache(MOST_TOPICS)(self._ingress_limits)
 
         def record_or_obstacle(letter: Letter, decision: Replay) -> Outgoing | str:
             whole = origins.whole(letter)
@@ -247,7 +251,14 @@ class DeadLetterTopic:
                 as_new=decision.as_new,
                 is_traced=self._trace is not None,
             )
-            return obstacle(record.topic) or record
+            why = obstacle(record.topic)
+            goes_back = letter.is_of_ingress and decision.to is None
+            taken = limits(record.topic) if goes_back and why is None else None
+            if taken is None:
+                return why or record
+            if not taken.is_read:
+                return f"{_INGRESS_UNREAD}: no leader reads {record.topic}"
+            return record.to_one_of(taken.read)
 
         try:
             yield bounds, Settling(writer, marks, record_or_obstacle, limit, on_progress)
@@ -424,6 +435,19 @@ class DeadLetterTopic:
                 return str(error)
             raise
         return None if described is not None else f"{DeadLettersReason.TOPIC_MISSING}: {topic}"
+
+    def _ingress_limits(self, topic: str) -> IngressLimits | None:
+        """Returns what a leader has said of an ingress topic; None: it has not, or not to us."""
+        own = _CLUSTERS_OWN.fullmatch(self.name)
+        if own is None:
+            return None
+        group = {"group.id": ingress_topic(own[1]), "enable.auto.commit": False}
+        looking = Consumer({"log_level": 0, **self._client, **group})
+        try:
+            with translated_errors():
+                return limits_of(looking, topic)
+        finally:
+            looking.close()
 
     def _is_reserved(self, topic: str) -> bool:
         return is_reserved_topic(topic) or topic in {self.name, self._marks_name}
