@@ -24,6 +24,7 @@ failure may be transient.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,8 @@ class IndexWriter:
 
     def look_again(self) -> None:
         """Sets ``last_seq`` to what can be read from the files."""
-        reader = IndexReader(self._disk, self._folder)
-        try:
+        with closing(IndexReader(self._disk, self._folder)) as reader:
             self.last_seq = reader.last_seq()
-        finally:
-            reader.close()
 
     def take_unsynced(self) -> set[int]:
         """Returns the segments that ``sync`` must make durable."""
@@ -157,10 +155,8 @@ class IndexWriter:
                 file = self._disk.open(layout.index_path(self._folder, segment))
             except FileNotFoundError:
                 continue  # deleted meanwhile: below the floor
-            try:
+            with closing(file):
                 file.sync_data()
-            finally:
-                file.close()
         if segments:
             self._disk.sync_folder(self._folder)
 
@@ -413,10 +409,8 @@ def _read_once(disk: Disk, folder: Path, segment: int, offset: int, length: int)
             raise
         there = _length_bytes(disk, folder, segment, error) - offset
         return UNREADABLE_ROW * (min(length, there) // INDEX_ROW_LENGTH_BYTES)
-    try:
+    with closing(file):
         return _read_around(file, offset, length)
-    finally:
-        file.close()
 
 
 def _open_read(disk: Disk, folder: Path, segment: int) -> File:

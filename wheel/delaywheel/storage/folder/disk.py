@@ -18,7 +18,7 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -355,13 +355,10 @@ class PosixDisk:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = beside or path.with_name(path.name + ".tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        file = PosixFile(descriptor)
         try:
-            try:
+            with closing(PosixFile(descriptor)) as file:
                 file.write_at([content], 0)
                 os.fsync(descriptor)
-            finally:
-                file.close()
             temporary.replace(path)
         except OSError:
             with suppress(OSError):  # on a full disk what is left of it would be in the way

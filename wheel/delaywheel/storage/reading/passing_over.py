@@ -9,6 +9,7 @@ is that it is opened and read; what a frame costs, that its checksum is computed
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -102,11 +103,8 @@ def _whole_file(
     """
     slot, end = int(said.slots[number]), int(said.ends[number])
     try:
-        file = disk.open_read(layout.slot_path(folder, slot))
-        try:
+        with closing(disk.open_read(layout.slot_path(folder, slot))) as file:
             content = file.read_at(end + HEADER_LENGTH_BYTES, 0)
-        finally:
-            file.close()
     except FileNotFoundError:
         content = b""
     except OSError:

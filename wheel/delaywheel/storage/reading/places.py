@@ -24,6 +24,7 @@ the table's head and from the rows behind it, each of which is checked once; see
 
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -246,11 +247,8 @@ class SlotPlaces:
         entry_seq, counted = int(entry["last_seq"]), int(entry["frames"])
         behind_seqs, behind_rows = self._behind.of(slot, entry_seq)
         try:
-            file = self._disk.open_read(layout.slot_path(self._folder, slot))
-            try:
+            with closing(self._disk.open_read(layout.slot_path(self._folder, slot))) as file:
                 (seqs, rows), is_whole = self._walk(file, slot, max(last_seq, entry_seq))
-            finally:
-                file.close()
         except FileNotFoundError:
             is_empty = counted == 0 and not len(behind_rows)
             return (behind_seqs, behind_rows) if is_empty else None

@@ -10,6 +10,7 @@ the process. Returned columns keep their piece alive.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -645,11 +646,8 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
         OSError: Any error but the medium's: a lack of descriptors or memory is not damage.
     """
     try:
-        file = disk.open_read(path)
-        try:
+        with closing(disk.open_read(path)) as file:
             return file.read_at(end - begin, begin)
-        finally:
-            file.close()
     except FileNotFoundError as error:
         raise FrameDamaged(DamageReason.GONE, str(path)) from error
     except OSError as error:

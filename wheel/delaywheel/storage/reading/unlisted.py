@@ -28,6 +28,7 @@ is a frame that is not there any more when its second is read.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +190,8 @@ def rows_in_file(
         file = disk.open_read(layout.slot_path(folder, slot))
     except FileNotFoundError:
         return {}
-    try:
+    with closing(file):
         return dict(_rows_in(file, wheel, slot, seqs))
-    finally:
-        file.close()
 
 
 def _rows_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[tuple[int, bytes]]:

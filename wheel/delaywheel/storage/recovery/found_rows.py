@@ -1,5 +1,6 @@
 """Rows that recovery puts in their places, and segments that the medium has lost."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,7 @@ def whole_segments(disk: Disk, folder: Path, first_seq: int, last_seq: int) -> S
     first = (first_seq - 1) // ROWS_PER_SEGMENT
     for segment in range(first, max(first + 1, -(-last_seq // ROWS_PER_SEGMENT))):
         rows = min(last_seq - segment * ROWS_PER_SEGMENT, ROWS_PER_SEGMENT)
-        file = disk.open(layout.index_path(folder, segment), create=True)
-        try:
+        with closing(disk.open(layout.index_path(folder, segment), create=True)) as file:
             if file.size() < rows * INDEX_ROW_LENGTH_BYTES:
                 try:
                     file.write_at((HOLE_ROW,), (rows - 1) * INDEX_ROW_LENGTH_BYTES)
@@ -152,6 +152,4 @@ def whole_segments(disk: Disk, folder: Path, first_seq: int, last_seq: int) -> S
                     move_rows(disk, folder, {segment * ROWS_PER_SEGMENT + rows: HOLE_ROW})
                 yield
             file.sync_data()
-        finally:
-            file.close()
         yield

@@ -6,6 +6,7 @@ the frames up to the checkpoint; what lies beyond is read, frame by frame.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +141,7 @@ def _gather(
         if (must_read and is_medium) or not (is_medium or isinstance(error, FileNotFoundError)):
             raise
         return None  # its frames are those that their rows speak of
-    try:
+    with closing(file):
         offset, end = begin, file.size()
         while offset < end:
             try:
@@ -155,8 +156,6 @@ def _gather(
                 continue
             found.add(frame.seq, index_row_of(frame, offset))
             offset += frame.length_bytes
-    finally:
-        file.close()
     return None
 
 

@@ -46,7 +46,7 @@ if anything else lies there, the index decides.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -229,17 +229,14 @@ def _still_damaged(
 ) -> Steps[SeqSet]:
     """Returns which of these seqs still cannot be read and are not finished."""
     folder = layout.wheel_folder(data, wheel)
-    reader = WheelReader(disk, data, wheel)
     damaged = NO_SEQS
-    try:
+    with closing(WheelReader(disk, data, wheel)) as reader:
         for first_seq, rows in reader.rows_of(seqs):
             damaged |= SeqSet.where(first_seq, is_hole(rows))
             yield
             placed = (rows["slot"] >= max(floor, 1)) & (rows["length"] > 0)
             places = SeqSet.where(first_seq, placed), rows[placed]
             damaged |= yield from _unreadable(disk, folder, reader, places)
-    finally:
-        reader.close()
     return damaged
 
 
@@ -279,7 +276,7 @@ def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[CutTail]]:
             if not is_medium_error(error):
                 raise
             break  # its rows are holes (index.py), and one that is torn is ignored
-        try:
+        with closing(file):
             size = file.size()
             torn = size % INDEX_ROW_LENGTH_BYTES
             if torn:
@@ -287,16 +284,13 @@ def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[CutTail]]:
                 yield
                 file.sync_data()
                 cut.append(CutTail(path, size - torn, torn))
-        finally:
-            file.close()
         yield
     return cut
 
 
 def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId, floor: int) -> Steps[SeqSet]:
     """Reads frames backwards from the last one until one is good or of a finished slot."""
-    reader = WheelReader(disk, data, wheel)
-    try:
+    with closing(WheelReader(disk, data, wheel)) as reader:
         good = last_seq = reader.last_seq()
         while good > 0:
             good = yield from _begin_of_holes(reader, good)
@@ -305,8 +299,6 @@ def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId, floor: int) -> S
                 break
             good -= 1
             yield
-    finally:
-        reader.close()
     return NO_SEQS.with_span(good + 1, last_seq)
 
 
@@ -341,8 +333,7 @@ def _cut_tails(
     """
     ends: dict[int, int] = {}
     unsure: list[int] = []
-    reader = IndexReader(disk, folder)
-    try:
+    with closing(IndexReader(disk, folder)) as reader:
         places = SlotPlaces(disk, folder, wheel, reader)
         for slot in slots:
             size = _size(disk, layout.slot_path(folder, slot))
@@ -359,8 +350,6 @@ def _cut_tails(
             else:
                 unsure.append(slot)
             yield
-    finally:
-        reader.close()
     if unsure and not (yield from _has_holes(disk, folder, last_seq)):
         ends.update((yield from _ends_by_index(disk, folder, wheel, unsure, last_seq)))
     cut = []
@@ -387,12 +376,9 @@ def _begins_later(
     """Whether a frame that is newer than every row begins at a place of a slot's file."""
     slot, offset = place
     try:
-        file = disk.open_read(layout.slot_path(folder, slot))
-        try:
+        with closing(disk.open_read(layout.slot_path(folder, slot))) as file:
             for _, header in walk_headers(file, wheel, slot, offset, file.size()):
                 return header.seq > last_seq
-        finally:
-            file.close()
     except OSError as error:
         if not is_medium_error(error):
             raise
@@ -426,10 +412,8 @@ def _size(disk: Disk, path: Path) -> int | None:
         if not (is_medium_error(error) or isinstance(error, FileNotFoundError)):
             raise
         return None
-    try:
+    with closing(file):
         return file.size()
-    finally:
-        file.close()
 
 
 def _announced_sizes(disk: Disk, folder: Path, floor: int) -> Steps[list[HourSizes]]:

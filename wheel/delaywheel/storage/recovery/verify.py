@@ -6,6 +6,7 @@ at a time is held in memory.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -156,7 +157,5 @@ def _size(disk: Disk, path: Path) -> int:
         file = disk.open_read(path)
     except FileNotFoundError:
         return 0
-    try:
+    with closing(file):
         return file.size()
-    finally:
-        file.close()

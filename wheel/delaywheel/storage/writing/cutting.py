@@ -4,6 +4,7 @@ Everything in pieces, each no longer than it takes to open or sync one file. The
 writer meanwhile.
 """
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,12 @@ def cut_slot(disk: Disk, path: Path, end: int) -> Steps[int]:
         if not is_medium_error(error):
             raise
         return 0
-    try:
+    with closing(file):
         size = file.size()
         if size > end > 0:
             file.truncate(end)
             yield
             file.sync_data()
-    finally:
-        file.close()
     if end == 0:
         disk.delete(path)
         yield
@@ -99,11 +98,8 @@ def end_index(disk: Disk, folder: Path, last_seq: int) -> Steps[None]:
 
 def last_seq_of(disk: Disk, folder: Path) -> int:
     """Returns how far the index goes."""
-    reader = IndexReader(disk, folder)
-    try:
+    with closing(IndexReader(disk, folder)) as reader:
         return reader.last_seq()
-    finally:
-        reader.close()
 
 
 def raise_ends(ends: dict[int, int], rows: NDArray[Any]) -> None:
@@ -118,11 +114,8 @@ def raise_ends(ends: dict[int, int], rows: NDArray[Any]) -> None:
 
 
 def _end_segment(disk: Disk, path: Path, length_bytes: int) -> Steps[None]:
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         if file.size() > length_bytes:
             file.truncate(length_bytes)
             yield
             file.sync_data()
-    finally:
-        file.close()

@@ -13,6 +13,7 @@ look at may depend on it.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -207,11 +208,8 @@ class DialView:
     def __init__(self, disk: Disk, data: Path) -> None:
         """Maps the dial; raises FileNotFoundError if no node ever ran on this folder."""
         path = layout.dial_path(data)
-        file = disk.open_read(path)
-        try:
+        with closing(disk.open_read(path)) as file:
             rows = file.size() // DIAL_ROW.itemsize
-        finally:
-            file.close()
         self._table = disk.map_array(path, DIAL_ROW, rows, writable=False)
 
     def row(self, slot: int) -> NDArray[Any] | None:

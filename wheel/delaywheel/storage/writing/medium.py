@@ -32,6 +32,7 @@ files, one could fail and leave the other with nothing to do, and groups were ac
 """
 
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,7 @@ class CopyMedium:
     def _write_again(self, seqs: SeqSet, floor: int) -> SeqSet:
         """Writes frames again; returns those that cannot be read."""
         unreadable = NO_SEQS
-        reader = WheelReader(self._disk, self._data, self._wheel)
-        try:
+        with closing(WheelReader(self._disk, self._data, self._wheel)) as reader:
             for first_seq, rows in reader.rows_of(seqs):
                 holes = is_hole(rows)
                 damaged = []
@@ -183,8 +183,6 @@ class CopyMedium:
                         damaged.append(seq)
                 unreadable |= SeqSet.where(first_seq, holes)
                 unreadable |= SeqSet.of(damaged)
-        finally:
-            reader.close()
         return unreadable
 
     def _write_once_more(self, copy: FrameCopy) -> None:
@@ -198,9 +196,7 @@ class CopyMedium:
                 file = self._disk.open(layout.slot_path(self._folder, copy.slot))
             except FileNotFoundError:
                 return  # deleted meanwhile: below the floor
-            try:
+            with closing(file):
                 file.write_at((copy.content,), copy.offset)
-            finally:
-                file.close()
             self._slots.mark_rewritten(copy.slot)
         self._index.rewrite(copy.seq, copy.row)

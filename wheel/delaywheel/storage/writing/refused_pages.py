@@ -11,6 +11,7 @@ frames were not sought in all files: such a frame may lie in the page, and perha
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,7 @@ def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Ex
     Returns the content, with zeros in their place and up to the length if it is shorter, and where
     they are. Raises OSError if it cannot be opened, or the medium is not the cause.
     """
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         size = file.size()
         if max(size, length) > MOST_BYTES:
             return None
@@ -93,8 +93,6 @@ def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Ex
                 else:
                     content[first:last] = piece
         return content, unread
-    finally:
-        file.close()
 
 
 def meeting(rows: NDArray[Any], extents: list[Extent]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ before. What is merely not returned for now stays where it is.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,13 +152,11 @@ def move_rows(disk: Disk, folder: Path, rows: dict[int, bytes], *, extends: bool
 
 def _rewrite(disk: Disk, folder: Path, rows: dict[int, bytes]) -> None:
     for segment, places in _by_segment(rows).items():
-        with suppress(FileNotFoundError):  # deleted meanwhile: finished
-            file = disk.open(layout.index_path(folder, segment))
-            try:
-                rows_there = file.size() // INDEX_ROW_LENGTH_BYTES
-                for place, row in places.items():
-                    if place < rows_there:  # others were cut meanwhile
-                        file.write_at((row,), place * INDEX_ROW_LENGTH_BYTES)
-                file.sync_data()
-            finally:
-                file.close()
+        path = layout.index_path(folder, segment)
+        # One that was deleted meanwhile is finished.
+        with suppress(FileNotFoundError), closing(disk.open(path)) as file:
+            rows_there = file.size() // INDEX_ROW_LENGTH_BYTES
+            for place, row in places.items():
+                if place < rows_there:  # others were cut meanwhile
+                    file.write_at((row,), place * INDEX_ROW_LENGTH_BYTES)
+            file.sync_data()

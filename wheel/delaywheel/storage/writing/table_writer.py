@@ -8,6 +8,7 @@ interrupted anywhere, the next one repeats it, and no row is counted twice.
 
 import threading
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +156,11 @@ class SlotTable:
     def _look_at_holes(self, seqs: SeqSet) -> tuple[SeqSet, set[int]]:
         """Returns rows that are still holes, and the slots of those rewritten since."""
         holes, slots = NO_SEQS, set[int]()
-        index = IndexReader(self._disk, self._folder)
-        try:
+        with closing(IndexReader(self._disk, self._folder)) as index:
             for first, last in seqs.spans:
                 rows = index.rows(first, last)
                 holes |= SeqSet.where(first, is_hole(rows))
                 slots.update(rows["slot"][rows["length"] > 0].tolist())
-        finally:
-            index.close()
         return holes, slots
 
     def _with_recounted(self, places: Places, slots: NDArray[np.int64]) -> Places:
@@ -221,12 +219,9 @@ class SlotTable:
         entries["check"] = np.where(is_damaged, ~checks, checks)
         if len(changed):
             first, end = int(changed[0]), int(changed[-1]) + 1
-            file = self._disk.open(path, create=True)
-            try:
+            with closing(self._disk.open(path, create=True)) as file:
                 file.write_at((entries[first:end].tobytes(),), first * ENTRY_LENGTH_BYTES)
                 file.sync_data()
-            finally:
-                file.close()
         wrong = set((np.flatnonzero(is_damaged) + first_slot).tolist())
         return int(np.count_nonzero((entries["frames"] > 0) & ~is_damaged)), wrong
 
