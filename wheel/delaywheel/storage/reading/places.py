@@ -22,8 +22,6 @@ A hole in the index does not show which slot is missing a frame. Which rows are 
 the table's head and from the rows behind it, each of which is checked once; see unlisted.py.
 """
 
-import struct
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -45,10 +43,7 @@ from delaywheel.storage.files.slot_table import (
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File, is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
-from delaywheel.storage.frames.checking import are_foreign
 from delaywheel.storage.frames.format import (
-    HEADER,
-    HEADER_LENGTH_BYTES,
     FrameDamaged,
     index_rows_of_headers,
 )
@@ -59,16 +54,10 @@ from delaywheel.storage.frames.rows import (
     is_hole,
     row_counts,
 )
-from delaywheel.storage.reading.unlisted import LEAST_PIECE_BYTES, with_unlisted
+from delaywheel.storage.reading.unlisted import walk_headers, with_unlisted
 
 # A table further behind than this is still being made: the index is scanned instead.
 _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT
-
-# Bytes to read at once at most; as in unlisted.py, few at first.
-_PIECE_BYTES = 256 * 1024
-
-_length_of = struct.Struct("<I").unpack_from
-_LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
 
 _NO_PLACES: Places = np.empty(0, np.int64), np.empty(0, INDEX_ROW)
 
@@ -123,7 +112,7 @@ class SlotPlaces:
         self._folder = folder
         self._wheel = wheel
         self._index = index
-        self._head, self._returned = TableHead(), _Returned()
+        self._head, self._returned = TableHead(), Returned()
         self._behind = _RowsBehind(index)
         self._hour: tuple[int, int, NDArray[Any], NDArray[np.bool_]] | None = None
         # For a table that is far behind: the holes up to a seq.
@@ -176,8 +165,8 @@ class SlotPlaces:
             return _scanned_slots(self._disk, self._folder, (from_slot, to_slot), last_seq)
         counted, stale = slots_with_frames(self._disk, self._folder, self._head, from_slot, to_slot)
         behind = self._behind.slots(from_slot, to_slot)
-        returned = [slot for slot in self._returned.slots if from_slot <= slot < to_slot]
-        behind = np.concatenate((behind, np.array(returned, np.int64)))
+        again = [slot for slot in self._returned.slots if from_slot <= slot < to_slot]
+        behind = np.concatenate((behind, np.array(again, np.int64)))
         if len(stale):
             _, rows = rows_of_slots(self._disk, self._folder, stale, last_seq)
             behind = np.concatenate((behind, rows["slot"].astype(np.int64)))
@@ -202,7 +191,7 @@ class SlotPlaces:
     def forget(self) -> None:
         """Discards everything that was read."""
         self._scanned_holes = 0, NO_SEQS
-        self._head, self._returned = TableHead(), _Returned()
+        self._head, self._returned = TableHead(), Returned()
         self._hour = None
         self._behind.start(0)
 
@@ -211,7 +200,7 @@ class SlotPlaces:
         if last_seq - self._head.seq > ROWS_PER_SEGMENT or not self._head.seq:
             head = load_head(self._disk, self._folder)
             if head != self._head:
-                self._head, self._returned = head, _returned(self._index, head.holes)
+                self._head, self._returned = head, returned(self._index, head.holes)
                 self._behind.start(head.seq)
         if last_seq - self._head.seq > _ROWS_BEHIND_AT_MOST:
             return False
@@ -273,7 +262,7 @@ class SlotPlaces:
         """Returns seqs and rows of a file's frames, up to one being written, and if one is."""
         seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
         is_later = False
-        for offsets, headers in _headers(file, self._wheel, slot):
+        for offsets, headers in walk_headers(file, self._wheel, slot):
             found = headers["seq"].astype(np.int64)
             later = found > last_seq
             end = int(later.argmax()) if later.any() else len(later)
@@ -287,53 +276,7 @@ class SlotPlaces:
         return places, is_later or walked_bytes == file.size()
 
 
-def _headers(
-    file: File, wheel: WheelId, slot: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Yields the frames that lie in a file from byte 0 on: offsets and headers, several at a time.
-
-    Ends at the first place where no frame of this wheel and slot begins, or where one would not
-    fit. Only headers are read: nothing proves that a frame, or even its header, is good. Raises
-    OSError if the medium does.
-    """
-    begin, end, piece_bytes = 0, file.size(), LEAST_PIECE_BYTES
-    while begin + HEADER_LENGTH_BYTES <= end:
-        piece = file.read_at(min(piece_bytes, end - begin), begin)
-        places, after = _chain(piece, end - begin)
-        if not places:
-            return
-        offsets = np.array(places, np.int64)
-        headers = np.frombuffer(
-            b"".join([piece[place : place + HEADER_LENGTH_BYTES] for place in places]), HEADER
-        )
-        wrong = are_foreign(headers, wheel, slot)
-        good = int(wrong.argmax()) if wrong.any() else len(wrong)
-        if good:
-            yield offsets[:good] + begin, headers[:good]
-        if good < len(wrong) or after is None:
-            return
-        is_dense = len(places) > 1
-        piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_dense else LEAST_PIECE_BYTES
-        begin += after
-
-
-def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
-    """Follows headers by their lengths; returns where they lie, and where the next one does.
-
-    None: the last one states an impossible length, and is not among them.
-    """
-    places: list[int] = []
-    at, last = 0, len(piece) - HEADER_LENGTH_BYTES
-    while at <= last:
-        (length,) = _length_of(piece, at + _LENGTH_AT)
-        if length < HEADER_LENGTH_BYTES or length > available_bytes - at:
-            return places, None
-        places.append(at)
-        at += length
-    return places, at
-
-
-class _Returned(NamedTuple):
+class Returned(NamedTuple):
     """Rows that were holes when the table counted them, and are none when its head is read."""
 
     seqs: SeqSet = NO_SEQS
@@ -341,14 +284,15 @@ class _Returned(NamedTuple):
     """The slots of their frames, whose entries do not count them."""
 
 
-def _returned(index: IndexReader, holes: SeqSet) -> _Returned:
+def returned(index: IndexReader, holes: SeqSet) -> Returned:
+    """Looks again at rows that were holes."""
     seqs, slots = NO_SEQS, set[int]()
     for first, last in holes.spans:
         rows = index.rows(first, last)
         there = ~is_hole(rows)
         seqs |= SeqSet.where(first, there)
         slots.update(rows["slot"][there & (rows["length"] > 0)].tolist())
-    return _Returned(seqs, frozenset(slots))
+    return Returned(seqs, frozenset(slots))
 
 
 class _RowsBehind:

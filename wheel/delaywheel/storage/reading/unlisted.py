@@ -27,8 +27,9 @@ each hole, by the reader that needs to know. Files that could not be read are se
 is a frame that is not there any more when its second is read.
 """
 
+import struct
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,14 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.slot_table import UNIT_BYTES
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.folder.disk import Disk, File, is_medium_error
+from delaywheel.storage.frames.checking import are_foreign
 from delaywheel.storage.frames.format import (
+    HEADER,
     HEADER_LENGTH_BYTES,
     MAGIC,
+    Frame,
     FrameDamaged,
-    FrameHeader,
     decode_frame,
     decode_header,
     index_row_of,
@@ -53,39 +56,65 @@ from delaywheel.storage.frames.rows import INDEX_ROW, Places
 
 # Bytes to read at once: few if the next header lies beyond what was read, twice as many each time
 # that small frames lie close together.
-LEAST_PIECE_BYTES = 4 * 1024
-_PIECE_BYTES = 64 * 1024
-_SEARCHED_BYTES = 1024 * 1024
+_LEAST_PIECE_BYTES = 4 * 1024
+_PIECE_BYTES = 256 * 1024
+
+_PAGE_BYTES = 4 * 1024
+
+_length_of = struct.Struct("<I").unpack_from
+_LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
 
 
 def walk_headers(
-    file: File, wheel: WheelId, slot: int, begin: int, end: int
-) -> Iterator[tuple[int, FrameHeader]]:
-    """Yields offsets and headers of the frames that lie in [begin, end).
+    file: File, wheel: WheelId, slot: int, begin: int = 0
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Yields the frames that lie in a file from a place on: offsets and headers, several at a time.
 
     Ends at the first place where no frame of this wheel and slot begins, or where one would not
     fit. Only headers are read: nothing proves that a frame, or even its header, is good. Raises
     OSError if the medium does.
     """
-    piece, piece_begin, piece_bytes = memoryview(b""), begin, LEAST_PIECE_BYTES
-    offset, wheel_hash = begin, wheel.hash64
-    while offset + HEADER_LENGTH_BYTES <= end:
-        at = offset - piece_begin
-        if at + HEADER_LENGTH_BYTES > len(piece):
-            is_close = 0 < at <= len(piece)
-            piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_close else LEAST_PIECE_BYTES
-            piece = memoryview(file.read_at(min(piece_bytes, end - offset), offset))
-            piece_begin, at = offset, 0
-        try:
-            header = decode_header(
-                piece[at : at + HEADER_LENGTH_BYTES], available_bytes=end - offset
-            )
-        except FrameDamaged:
+    end, piece_bytes = file.size(), _LEAST_PIECE_BYTES
+    while begin + HEADER_LENGTH_BYTES <= end:
+        piece = file.read_at(min(piece_bytes, end - begin), begin)
+        places, after = _chain(piece, end - begin)
+        if not places:
             return
-        if header.wheel_hash != wheel_hash or header.slot != slot:
+        offsets = np.array(places, np.int64)
+        headers = np.frombuffer(
+            b"".join([piece[place : place + HEADER_LENGTH_BYTES] for place in places]), HEADER
+        )
+        wrong = are_foreign(headers, wheel, slot)
+        good = int(wrong.argmax()) if wrong.any() else len(wrong)
+        if good:
+            yield offsets[:good] + begin, headers[:good]
+        if good < len(wrong) or after is None:
             return
-        yield offset, header
-        offset += header.length_bytes
+        is_dense = len(places) > 1
+        piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_dense else _LEAST_PIECE_BYTES
+        begin += after
+
+
+def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
+    """Follows headers by their lengths; returns where they lie, and where the next one does.
+
+    None: the last one states an impossible length, and is not among them.
+    """
+    places: list[int] = []
+    at, last = 0, len(piece) - HEADER_LENGTH_BYTES
+    while at <= last:
+        (length,) = _length_of(piece, at + _LENGTH_AT)
+        if length < HEADER_LENGTH_BYTES or length > available_bytes - at:
+            return places, None
+        places.append(at)
+        at += length
+    return places, at
+
+
+def frame_at(file: File, wheel: WheelId, slot: int, offset: int, end: int) -> Frame:
+    """Reads the frame of this wheel and slot that lies in [offset, end), or raises FrameDamaged."""
+    header = decode_header(file.read_at(HEADER_LENGTH_BYTES, offset), available_bytes=end - offset)
+    return decode_frame(file.read_at(header.length_bytes, offset), wheel=wheel, slot=slot, seq=None)
 
 
 def with_unlisted(
@@ -134,19 +163,13 @@ def _frames(
 ) -> Iterator[tuple[int, bytes]]:
     """Yields seqs and rows of the consecutive frames in a part."""
     begin, end = part
-    while begin < end:
-        try:
-            header = decode_header(
-                file.read_at(HEADER_LENGTH_BYTES, begin), available_bytes=end - begin
-            )
-            if header.seq > up_to_seq:
+    with suppress(FrameDamaged):
+        while begin < end:
+            frame = frame_at(file, wheel, slot, begin, end)
+            if frame.seq > up_to_seq:
                 return
-            content = file.read_at(header.length_bytes, begin)
-            frame = decode_frame(content, wheel=wheel, slot=slot, seq=None)
-        except FrameDamaged:
-            return
-        yield frame.seq, index_row_of(frame, begin)
-        begin += frame.length_bytes
+            yield frame.seq, index_row_of(frame, begin)
+            begin += frame.length_bytes
 
 
 def _merged(listed: Places, found: dict[int, bytes]) -> Places:
@@ -198,52 +221,33 @@ def _rows_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[tu
     """Walks from frame to frame; where none begins, tries the next possible place."""
     offset, size = 0, file.size()
     while offset < size:
-        for begin, header in walk_headers(file, wheel, slot, offset, size):
-            if header.seq in seqs:
-                row = _row_at(file, wheel, slot, begin, header.length_bytes)
-                if row is not None:
-                    yield header.seq, row
-            offset = begin + header.length_bytes
-        offset = _next_magic(file, offset + UNIT_BYTES, size)
+        for offsets, headers in walk_headers(file, wheel, slot, offset):
+            for begin, seq in zip(offsets.tolist(), headers["seq"].tolist(), strict=True):
+                if seq in seqs:
+                    with suppress(FrameDamaged):
+                        yield seq, index_row_of(frame_at(file, wheel, slot, begin, size), begin)
+            offset = int(offsets[-1]) + int(headers["length_bytes"][-1])
+        offset = next_magic(file, offset + UNIT_BYTES)
 
 
-def _row_at(file: File, wheel: WheelId, slot: int, offset: int, length_bytes: int) -> bytes | None:
-    """Returns the row of the frame that begins here; None if it is damaged."""
-    content = file.read_at(length_bytes, offset)
-    try:
-        return index_row_of(decode_frame(content, wheel=wheel, slot=slot, seq=None), offset)
-    except FrameDamaged:
-        return None
+def next_magic(file: File, offset: int, *, must_read: bool = True) -> int:
+    """Returns where the next frame may begin; the end of the file if there is no such place.
 
-
-def possible_frames(disk: Disk, folder: Path, slot: int, offset: int) -> list[int]:
-    """Returns where frames may begin in a slot file behind an offset; nowhere if it fails."""
-    found: list[int] = []
-    try:
-        file = disk.open_read(layout.slot_path(folder, slot))
-    except OSError:
-        return found
-    try:
-        size = file.size()
-        at = _next_magic(file, offset + UNIT_BYTES, size)
-        while at < size:
-            found.append(at)
-            at = _next_magic(file, at + UNIT_BYTES, size)
-    except OSError:
-        pass
-    finally:
-        file.close()
-    return found
-
-
-def _next_magic(file: File, offset: int, size: int) -> int:
-    """Returns where the next frame may begin; the end if there is no such place."""
+    Pages that the medium does not return raise OSError, or are passed over unless it `must_read`.
+    """
+    size = file.size()
     while offset < size:
-        piece = file.read_at(min(_SEARCHED_BYTES, size - offset), offset)
+        length = min(_PAGE_BYTES - offset % _PAGE_BYTES, size - offset)
+        try:
+            piece = file.read_at(length, offset)
+        except OSError as error:
+            if must_read or not is_medium_error(error):
+                raise
+            piece = b""
         at = piece.find(MAGIC)
         while at > 0 and at % UNIT_BYTES:
             at = piece.find(MAGIC, at + 1)
         if at >= 0:
             return offset + at
-        offset += _SEARCHED_BYTES
-    return offset
+        offset += length
+    return size

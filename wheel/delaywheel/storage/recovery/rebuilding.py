@@ -4,8 +4,7 @@ Any write that no checkpoint covers may be lost. So every slot file is checked f
 the frames up to the checkpoint; what lies beyond is read, frame by frame.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,20 +15,12 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import read_raw_rows
 from delaywheel.storage.files.slot_table import UNIT_BYTES, TableHead, load_head, read_entries
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk, File, is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps
-from delaywheel.storage.frames.format import (
-    HEADER_LENGTH_BYTES,
-    DamageReason,
-    Frame,
-    FrameDamaged,
-    decode_frame,
-    decode_header,
-    index_row_of,
-)
+from delaywheel.storage.frames.format import FrameDamaged, index_row_of
 from delaywheel.storage.frames.rows import checked_rows, is_gone, is_hole
 from delaywheel.storage.reading.places import finding_rows
-from delaywheel.storage.reading.unlisted import possible_frames
+from delaywheel.storage.reading.unlisted import frame_at, next_magic
 from delaywheel.storage.recovery.found_rows import FoundRows, whole_segments
 from delaywheel.storage.writing.cutting import end_index, last_seq_of, raise_ends
 
@@ -88,18 +79,13 @@ def rebuild_rows(
     ``must_read``, raises OSError if the medium does not return a file that may hold later frames.
     """
     found = FoundRows(disk, folder, safe_seq)
-    unsure: dict[int, int] = {}
     for slot, begin in longer.items():
-        stopped = _gather(disk, folder, wheel, (slot, begin), found, (), must_read=must_read)
-        if stopped is not None:
-            unsure[slot] = stopped
+        _gather(disk, folder, wheel, (slot, begin), found, must_read=must_read)
         if found.is_full:
             yield from found.put()
         yield
     last_row = last_seq_of(disk, folder)
     yield
-    if unsure:
-        yield from _gather_behind_damage(disk, folder, wheel, unsure, found, last_row)
     yield from found.put()
     last_seq = max(safe_seq, end_seq, found.last_seq)
     for first_seq, raw in read_raw_rows(disk, folder, safe_seq + 1, last_row):
@@ -124,64 +110,33 @@ def _gather(
     wheel: WheelId,
     place: tuple[int, int],
     found: FoundRows,
-    resume_at: Sequence[int],
     *,
-    must_read: bool = False,
-) -> int | None:
+    must_read: bool,
+) -> None:
     """Gathers the rows of a slot's whole frames behind a place of its file.
 
-    After a damaged frame the walk continues at the next of the given offsets. Returns where it
-    ended if that was a damaged frame; None: it came to the end, or the file cannot be opened.
+    Behind a damaged frame the walk goes on wherever another one may begin.
     """
-    slot, begin = place
+    slot, offset = place
     try:
         file = disk.open_read(layout.slot_path(folder, slot))
     except OSError as error:
         is_medium = is_medium_error(error)
         if (must_read and is_medium) or not (is_medium or isinstance(error, FileNotFoundError)):
             raise
-        return None  # its frames are those that their rows speak of
+        return  # its frames are those that their rows speak of
     with closing(file):
-        offset, end = begin, file.size()
+        end = file.size()
         while offset < end:
             try:
-                frame = _read_frame(file, wheel, slot, offset, end)
-            except FrameDamaged as damage:
-                if must_read and isinstance(damage.__cause__, OSError):
-                    raise damage.__cause__ from damage
-                behind = bisect_right(resume_at, offset)
-                if behind == len(resume_at):
-                    return offset
-                offset = resume_at[behind]
+                frame = frame_at(file, wheel, slot, offset, end)
+            except (FrameDamaged, OSError) as error:
+                if isinstance(error, OSError) and (must_read or not is_medium_error(error)):
+                    raise
+                offset = next_magic(file, offset + UNIT_BYTES, must_read=must_read)
                 continue
             found.add(frame.seq, index_row_of(frame, offset))
             offset += frame.length_bytes
-    return None
-
-
-def _gather_behind_damage(
-    disk: Disk,
-    folder: Path,
-    wheel: WheelId,
-    stopped: dict[int, int],
-    found: FoundRows,
-    last_row: int,
-) -> Steps[None]:
-    """Continues where, according to a row, the next frame begins or one ends, or one may begin.
-
-    If the index is lost as well, no row says where.
-    """
-    slots = np.array(sorted(stopped), np.int64)
-    _, rows = yield from finding_rows(disk, folder, slots, last_row)
-    for slot, offset in stopped.items():
-        of_slot = rows[rows["slot"] == slot]
-        begins = of_slot["offset"].astype(np.int64)
-        resume_at = np.union1d(begins, begins + of_slot["length"]).tolist()
-        resume_at = sorted({*resume_at, *possible_frames(disk, folder, slot, offset)})
-        _gather(disk, folder, wheel, (slot, offset), found, resume_at)
-        if found.is_full:
-            yield from found.put()
-        yield
 
 
 def _table_ends(
@@ -194,14 +149,3 @@ def _table_ends(
     ends = entries["end"].astype(np.int64) * UNIT_BYTES
     # An entry that counted frames beyond the head says where those end.
     return ends.tolist(), (damaged | (entries["last_seq"] > head.seq)).tolist()
-
-
-def _read_frame(file: File, wheel: WheelId, slot: int, offset: int, end: int) -> Frame:
-    try:
-        header = file.read_at(HEADER_LENGTH_BYTES, offset)
-        length = decode_header(header, available_bytes=end - offset).length_bytes
-        return decode_frame(file.read_at(length, offset), wheel=wheel, slot=slot, seq=None)
-    except OSError as error:
-        if not is_medium_error(error):
-            raise
-        raise FrameDamaged(DamageReason.UNREADABLE, str(error)) from error

@@ -377,8 +377,8 @@ def _begins_later(
     slot, offset = place
     try:
         with closing(disk.open_read(layout.slot_path(folder, slot))) as file:
-            for _, header in walk_headers(file, wheel, slot, offset, file.size()):
-                return header.seq > last_seq
+            for _, headers in walk_headers(file, wheel, slot, offset):
+                return bool(headers["seq"][0] > last_seq)
     except OSError as error:
         if not is_medium_error(error):
             raise

@@ -16,17 +16,12 @@ from typing import NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import ROWS_PER_SEGMENT, read_raw_rows
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, find_holes, read_raw_rows
 from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps
-from delaywheel.storage.frames.rows import (
-    HOLE_ROW,
-    INDEX_ROW_LENGTH_BYTES,
-    checked_rows,
-    is_hole,
-)
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.unlisted import rows_in_file
 
 
@@ -108,8 +103,7 @@ def _medium_errors() -> Iterator[list[OSError]]:
 def _holes_among(disk: Disk, folder: Path, seqs: SeqSet) -> SeqSet:
     holes = NO_SEQS
     for first, last in seqs.spans:
-        for first_seq, rows in read_raw_rows(disk, folder, first, last):
-            holes |= SeqSet.where(first_seq, is_hole(checked_rows(rows)))
+        holes |= find_holes(disk, folder, first, last)
     return holes
 
 

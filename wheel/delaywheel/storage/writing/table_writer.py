@@ -38,7 +38,7 @@ from delaywheel.storage.frames.rows import (
     message_counts,
     withdrawn_counts,
 )
-from delaywheel.storage.reading.places import rows_of_slots
+from delaywheel.storage.reading.places import returned, rows_of_slots
 
 # While a table is rebuilt, this much is counted before it is put on the medium.
 _SEGMENTS_AT_ONCE = 16
@@ -115,9 +115,11 @@ class SlotTable:
             changed, self._changed = self._changed, set()
         try:
             places, top_slot, holes = self._rows(head, to_seq, floor)
-            old_holes, mended = self._look_at_holes(head.holes)
-            top_slot = max(top_slot, *mended, -1)
-            again = head.stale | changed | mended
+            with closing(IndexReader(self._disk, self._folder)) as index:
+                mended = returned(index, head.holes)
+            old_holes = head.holes - mended.seqs
+            top_slot = max(top_slot, *mended.slots, -1)
+            again = head.stale | changed | mended.slots
             recounted = np.array([slot for slot in again if slot >= floor], np.int64)
             if len(recounted):
                 # What was counted once may be a hole by now: it is no longer counted.
@@ -152,16 +154,6 @@ class SlotTable:
             seqs.append(first_seq + there)
             found.append(rows[there])
         return (np.concatenate(seqs), np.concatenate(found)), top_slot, holes
-
-    def _look_at_holes(self, seqs: SeqSet) -> tuple[SeqSet, set[int]]:
-        """Returns rows that are still holes, and the slots of those rewritten since."""
-        holes, slots = NO_SEQS, set[int]()
-        with closing(IndexReader(self._disk, self._folder)) as index:
-            for first, last in seqs.spans:
-                rows = index.rows(first, last)
-                holes |= SeqSet.where(first, is_hole(rows))
-                slots.update(rows["slot"][rows["length"] > 0].tolist())
-        return holes, slots
 
     def _with_recounted(self, places: Places, slots: NDArray[np.int64]) -> Places:
         """Returns these places, with those of all frames of some slots."""
