@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.folder import layout
-from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.format import HEADER, Frame
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from sim.machine.disk import SimulatedDisk
@@ -134,6 +134,19 @@ def test_frames_of_holes_are_read_behind_what_is_no_frame(rows: Sequence[int]) -
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 0)
     assert read(disk, BASE_SLOT + 1) == {2: None, 4: reported[4], 6: reported[6]}
     assert holes(disk) == {2}
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_frames_of_holes_are_read_behind_one_that_states_a_wrong_length(bit: int) -> None:
+    """Whether that leads to an odd place, or over the next frame."""
+    disk = SimulatedDisk()
+    reported = written(disk, 6)
+    for seq in (2, 4, 6):
+        flip(disk, seq, SLOT_BIT + 5)
+    slot = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1)
+    disk.flip_bit(slot, 8 * HEADER.fields["length_bytes"][1] + bit)
+    assert holes(disk) == {2}
+    assert read(disk, BASE_SLOT + 1) == {2: None, 4: reported[4], 6: reported[6]}
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])

@@ -218,15 +218,25 @@ def rows_in_file(
 
 
 def _rows_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[tuple[int, bytes]]:
-    """Walks from frame to frame; where none begins, tries the next possible place."""
+    """Walks from frame to frame; where none begins, tries the next possible place.
+
+    What lies within a whole frame is content.
+    """
     offset, size = 0, file.size()
     while offset < size:
+        last = offset
         for offsets, headers in walk_headers(file, wheel, slot, offset):
             for begin, seq in zip(offsets.tolist(), headers["seq"].tolist(), strict=True):
                 if seq in seqs:
                     with suppress(FrameDamaged):
                         yield seq, index_row_of(frame_at(file, wheel, slot, begin, size), begin)
-            offset = int(offsets[-1]) + int(headers["length_bytes"][-1])
+            last = int(offsets[-1])
+            offset = last + int(headers["length_bytes"][-1])
+        if last < offset < size:  # no frame follows: the last one may state a wrong length
+            try:
+                frame_at(file, wheel, slot, last, size)
+            except FrameDamaged:
+                offset = last
         offset = next_magic(file, offset + UNIT_BYTES)
 
 
@@ -245,7 +255,7 @@ def next_magic(file: File, offset: int, *, must_read: bool = True) -> int:
                 raise
             piece = b""
         at = piece.find(MAGIC)
-        while at > 0 and at % UNIT_BYTES:
+        while at >= 0 and (offset + at) % UNIT_BYTES:
             at = piece.find(MAGIC, at + 1)
         if at >= 0:
             return offset + at
