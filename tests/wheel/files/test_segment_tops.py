@@ -26,7 +26,7 @@ def test_a_row_rewritten_while_its_segment_is_examined_is_not_missed(
     rows[1] = decode_rows(HOLE_ROW)[0]
     writer = IndexWriter(disk, FOLDER)
     writer.append(rows)
-    real = writer._tops._top
+    real = writer._top
 
     def meanwhile(segment: int) -> int | None:
         top = real(segment)
@@ -34,7 +34,7 @@ def test_a_row_rewritten_while_its_segment_is_examined_is_not_missed(
         return top
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer._tops, "_top", meanwhile)
+        patch.setattr(writer, "_top", meanwhile)
         assert not list(writer.delete_below(99, print, Undeletable())), "it had a hole"
     assert list(writer.delete_below(99, print, Undeletable())) == [0]
 

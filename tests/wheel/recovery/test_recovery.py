@@ -8,7 +8,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.index import SegmentTops, list_segments
+from delaywheel.storage.files.index import IndexWriter, list_segments
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
@@ -331,8 +331,8 @@ def test_a_segment_that_cannot_be_opened_is_neither_shortened_nor_deleted(
     small_segments(monkeypatch, 2)
     disk, wheel, _ = wheel_of_three()
     disk.faults += [Fault("open", path_part="index") for _ in range(99)]
-    tops = SegmentTops(disk, index_file(wheel).parent)
-    assert not list(tops.delete_below(BASE_SLOT + 9, print, Undeletable()))
+    index = IndexWriter(disk, index_file(wheel).parent)
+    assert not list(index.delete_below(BASE_SLOT + 9, print, Undeletable()))
     assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 3
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.index import SegmentTops, list_segments
+from delaywheel.storage.files.index import IndexWriter, list_segments
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
@@ -602,8 +602,8 @@ def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     pair.append([pair.copies[0], FrameCopy(2, HOLE_ROW, b""), *pair.copies[2:]])
     floor = BASE_SLOT + 3
-    tops = SegmentTops(pair.disk, pair.folder)
-    assert not list(tops.delete_below(floor, print, Undeletable()))
+    index = IndexWriter(pair.disk, pair.folder)
+    assert not list(index.delete_below(floor, print, Undeletable()))
     pair.repair(pair.copies)
     delete_below(pair.mirror, floor)
     assert rows_of(pair.disk, DATA, pair.wheel)[:4] == [GONE_ROW] * 4

@@ -21,18 +21,15 @@ since many short effects take long, too.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Generator, Iterator
+from typing import Final, TypeAlias
 
-from delaywheel.identity import WheelId
-from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.wheel_folder import MetaDamaged, WheelMissing
 from delaywheel_replica.core.node.events import (
     DeleteWheel,
     Event,
     Failed,
     FoundAgain,
-    HeldWheel,
     ReadAgain,
     Sweep,
     Verified,
@@ -82,10 +79,8 @@ class LongWork:
         self._store = store
         self._now_ms = now_ms
         self._most_files = most_files
-        self._deleting: deque[tuple[Sweep | DeleteWheel, Iterator[object]]] = deque()
-        self._verifying: deque[tuple[VerifyWheel | ReadAgain, Iterator[object]]] = deque()
-        self._verified: dict[WheelId, HeldWheel] = {}
-        self._found: dict[WheelId, SeqSet] = {}
+        self._deleting: deque[tuple[AllOfAWheel, Iterator[object]]] = deque()
+        self._verifying: deque[tuple[AllOfAWheel, Iterator[object]]] = deque()
         self.verifies = True
 
     def begin(self, effect: AllOfAWheel) -> bool:
@@ -101,7 +96,7 @@ class LongWork:
                     self._deleting.pop()
                 self._deleting.append((effect, swept))
             case DeleteWheel():
-                self._deleting.append((effect, self._store.delete_wheel(effect.wheel)))
+                self._deleting.append((effect, self._delete(effect)))
             case VerifyWheel():
                 self._verifying.append((effect, self._verify(effect)))
             case ReadAgain():
@@ -112,37 +107,33 @@ class LongWork:
         """Does some of the oldest work; returns an event, and whether more is left."""
         if not self.verifies:
             self._verifying.clear()
-        work: deque[Any] = self._deleting or self._verifying
+        work = self._deleting or self._verifying
         if not work:
             return None, False
         effect, steps = work[0]
         time_slice = TimeSlice(self._now_ms, self._most_files)
         event: Event | None
         try:
-            for _ in steps:
+            while True:
+                next(steps)
                 if time_slice.is_over():
                     return None, True
-            event = self._done(effect)
+        except StopIteration as end:
+            event = end.value
         except (OSError, MetaDamaged, WheelMissing) as error:
             _log.warning("not done", work=str(effect), error=str(error))
             event = Failed(effect, str(error))
         work.popleft()
         return event, bool(self._deleting or self._verifying)
 
-    def _verify(self, effect: VerifyWheel) -> Iterator[object]:
+    def _delete(self, effect: DeleteWheel) -> Generator[object, None, Event]:
+        yield from self._store.delete_wheel(effect.wheel)
+        return WheelDeleted(effect.wheel)
+
+    def _verify(self, effect: VerifyWheel) -> Generator[object, None, Event]:
         held = yield from self._store.verifying(effect.wheel, effect.record, now_ms=self._now_ms())
-        self._verified[effect.wheel] = held
+        return Verified(held)
 
-    def _read_again(self, effect: ReadAgain) -> Iterator[object]:
-        self._found[effect.wheel] = yield from self._store.reading_again(effect.wheel, effect.seqs)
-
-    def _done(self, effect: AllOfAWheel) -> Event | None:
-        match effect:
-            case Sweep():
-                return None
-            case DeleteWheel():
-                return WheelDeleted(effect.wheel)
-            case VerifyWheel():
-                return Verified(self._verified.pop(effect.wheel))
-            case ReadAgain():
-                return FoundAgain(self._store.held(effect.wheel), self._found.pop(effect.wheel))
+    def _read_again(self, effect: ReadAgain) -> Generator[object, None, Event]:
+        found = yield from self._store.reading_again(effect.wheel, effect.seqs)
+        return FoundAgain(self._store.held(effect.wheel), found)

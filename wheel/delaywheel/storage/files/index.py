@@ -42,8 +42,8 @@ from delaywheel.storage.frames.rows import (
     INDEX_ROW_LENGTH_BYTES,
     UNREADABLE_ROW,
     checked_rows,
-    decode_rows,
     filled_with,
+    is_gone,
     is_hole,
     raw_rows,
 )
@@ -88,7 +88,7 @@ class IndexWriter:
         self._file: File | None = None
         self._unsynced: set[int] = set()
         self._lock = threading.Lock()
-        self._tops = SegmentTops(disk, folder)
+        self._known_top: tuple[int, int] | None = None  # of a segment, which no rewriting changes
         self.last_seq = 0
 
     def append(self, rows: NDArray[Any]) -> None:
@@ -118,19 +118,37 @@ class IndexWriter:
         finally:
             self.mark_unsynced((segment,))  # a failed write may have written it
             file.close()
-        self._tops.forget(segment)
-
-    def rewritten(self, seqs: SeqSet) -> None:
-        """Notes rows that were restored in their places."""
-        for first, last in seqs.spans:
-            for segment in range((first - 1) // ROWS_PER_SEGMENT, -(-last // ROWS_PER_SEGMENT)):
-                self._tops.forget(segment)
 
     def delete_below(
         self, floor: int, note: Callable[[int], object], undeletable: Undeletable
     ) -> Iterator[int]:
-        """See `SegmentTops.delete_below`."""
-        return self._tops.delete_below(floor, note, undeletable)
+        """Deletes the leading segments all of whose slots are below ``floor``, never the last.
+
+        One by one: yields the number of each. Only leading ones, so that one unbroken run of seqs
+        is left: one that cannot be deleted stays, with all behind it. `note` is called before a
+        segment is deleted, with the number of the next one: it must be durable when this returns.
+        """
+        # Listed again each time: meanwhile the wheel may have been cut, and what was last be gone.
+        while len(segments := list_segments(self._disk, self._folder)) > 1:
+            segment = segments[0]
+            top = self._top(segment)
+            if top is None or top >= floor:
+                return
+            note(segment + 1)
+            if not undeletable.delete(self._disk, layout.index_path(self._folder, segment)):
+                return
+            yield segment
+
+    def _top(self, segment: int) -> int | None:
+        """Returns the greatest slot of a segment; None: of a hole it is not known."""
+        if self._known_top is None or self._known_top[0] != segment:
+            length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
+            raw = raw_rows(_read_once(self._disk, self._folder, segment, 0, length) or b"")
+            is_bare = (raw["length"] == 0) & ~is_gone(raw)  # at once, for holes that stay
+            if len(raw) < ROWS_PER_SEGMENT or is_bare.any() or is_hole(checked_rows(raw)).any():
+                return None
+            self._known_top = segment, int(raw["slot"].max())
+        return self._known_top[1]
 
     def look_again(self) -> None:
         """Sets ``last_seq`` to what can be read from the files."""
@@ -331,66 +349,6 @@ def top_slot_of(rows: NDArray[Any], least: int) -> int:
     """Returns the greatest slot in unchecked rows, or ``least``."""
     above = checked_rows(rows[(rows["slot"].astype(np.int64) > least) & (rows["length"] > 0)])
     return int(above["slot"].astype(np.int64).max(initial=least))
-
-
-class SegmentTops:
-    """The greatest slot of each full segment, so that a sweep reads each of them once.
-
-    A segment with a hole has none: its slots may not all be below any floor. ``delete_below`` is
-    for one thread, ``forget``, after a row was rewritten, for any.
-    """
-
-    def __init__(self, disk: Disk, folder: Path) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._tops: dict[int, int | None] = {}
-        self._forgotten = 0  # how often
-        self._lock = threading.Lock()
-
-    def forget(self, segment: int) -> None:
-        """Forgets a segment whose rows have changed."""
-        with self._lock:
-            self._forgotten += 1
-            self._tops.pop(segment, None)
-
-    def delete_below(
-        self, floor: int, note: Callable[[int], object], undeletable: Undeletable
-    ) -> Iterator[int]:
-        """Deletes the leading segments all of whose slots are below ``floor``, never the last.
-
-        One by one: yields the number of each. Only leading ones, so that one unbroken run of seqs
-        is left: one that cannot be deleted stays, with all behind it. `note` is called before a
-        segment is deleted, with the number of the next one: it must be durable when this returns.
-        """
-        # Listed again each time: meanwhile the wheel may have been cut, and what was last be gone.
-        while len(segments := list_segments(self._disk, self._folder)) > 1:
-            segment = segments[0]
-            top = self._known_top(segment)
-            if top is None or top >= floor:
-                return
-            note(segment + 1)
-            if not undeletable.delete(self._disk, layout.index_path(self._folder, segment)):
-                return
-            self.forget(segment)
-            yield segment
-
-    def _known_top(self, segment: int) -> int | None:
-        with self._lock:
-            if segment in self._tops:
-                return self._tops[segment]
-            forgotten = self._forgotten
-        top = self._top(segment)
-        with self._lock:
-            if forgotten == self._forgotten:  # else it may have been read before it changed
-                self._tops[segment] = top
-        return top
-
-    def _top(self, segment: int) -> int | None:
-        length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
-        rows = decode_rows(_read_once(self._disk, self._folder, segment, 0, length) or b"")
-        if len(rows) < ROWS_PER_SEGMENT or is_hole(rows).any():
-            return None
-        return int(rows["slot"].max(initial=0))
 
 
 def _is_deleted(disk: Disk, folder: Path, segment: int) -> bool:

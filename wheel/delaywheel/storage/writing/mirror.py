@@ -308,7 +308,6 @@ class MirrorWheel:
         )
         self._note_searched(new, restored)
         for slot, found in restored.by_slot.items():
-            self._index.rewritten(found)
             self._table.change({slot})
             self._medium.rewritten(found)
         there = NO_SEQS
@@ -744,7 +743,6 @@ class MirrorWheel:
             move_rows(self._disk, self._folder, rows)
         finally:  # if it fails, a segment may have been replaced all the same
             self._reopen_index()
-        self._index.rewritten(SeqSet.of(rows))
 
     def _reopen_index(self) -> None:
         """Opens the index again when it is next used: a segment of it lies in a new file."""
