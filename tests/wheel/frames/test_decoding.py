@@ -218,7 +218,7 @@ def test_reading_them_together_names_what_reading_one_by_one_names(
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     arguments = PosixDisk(), tmp_path, WHEEL, BASE_SLOT
-    one_by_one = list(read_frames(*arguments, (places[0].tolist(), places[1])))
+    one_by_one = list(read_frames(*arguments, places))
     together = list(read_batches(*arguments, places))
     broken = [frame for frame in one_by_one if isinstance(frame, DamagedFrame)]
     assert [each for each in together if isinstance(each, DamagedFrame)] == broken

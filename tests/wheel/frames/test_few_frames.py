@@ -15,7 +15,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.files import slot_files as slotfiles
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import make_wheel
-from delaywheel.storage.frames import bundle, checking, rows
+from delaywheel.storage.frames import checking, rows
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import FEW_FRAMES
@@ -36,7 +36,7 @@ WHEEL = WheelId("node-1", 1)
 def few_are(frames: int) -> Iterator[None]:
     """Sets the number up to which frames count as few, everywhere."""
     with ExitStack() as stack:
-        for module in (bundle, checking, dial, rows, slotfiles):
+        for module in (checking, dial, rows, slotfiles):
             stack.enter_context(instead(module, "FEW_FRAMES", frames))
         yield
 

@@ -141,8 +141,7 @@ class _Looking:
         damaged: list[int] = []
         for slot in np.unique(slots).tolist():
             of_slot = chosen[slots == slot]
-            seqs = (of_slot + first_seq).tolist()
-            for frame in reader.frames(slot, seqs, rows[of_slot]):
+            for frame in reader.frames(slot, (of_slot + first_seq, rows[of_slot])):
                 if isinstance(frame, DamagedFrame) and not frame.is_waited_for(self._now_ms):
                     damaged.append(frame.seq)
                     self._damaged(reader.wheel, frame)

@@ -229,8 +229,8 @@ class Books:
     def _publish_once(self) -> bool:
         # Before sealing: what is held now has its rows in the files sealed then.
         wheels = self._member.publishable()
-        for sealed in self._ledger.seal():
-            self._files.setdefault(sealed.wheel, []).append(sealed.path)
+        for wheel, path in self._ledger.seal():
+            self._files.setdefault(wheel, []).append(path)
         for wheel in wheels:
             self._report(wheel, self._noted(wheel))
         self._remind()

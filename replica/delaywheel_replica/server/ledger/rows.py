@@ -217,14 +217,6 @@ def _decode(content: bytes) -> Block:
     return Block(first_seq, accepted_at_ms, topics, counts, due_ms, ids, topic_numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class SealedRows:
-    """A file that is sealed: no block is added to it."""
-
-    wheel: WheelId
-    path: Path
-
-
 @dataclass(slots=True)
 class _Open:
     wheel: WheelId
@@ -251,7 +243,7 @@ class Ledger:
         self._max_file_bytes = max_file_bytes
         self._lock = threading.Lock()
         self._open: _Open | None = None
-        self._sealed: list[SealedRows] = []
+        self._sealed: list[tuple[WheelId, Path]] = []
         # Set after the medium refused a block: its rows are then read from the frames.
         self.failure: str | None = None
 
@@ -276,8 +268,11 @@ class Ledger:
                 self.failure = None
                 file.length_bytes += len(content)
 
-    def seal(self) -> list[SealedRows]:
-        """Closes the open file; returns all files sealed since the last call, in order."""
+    def seal(self) -> list[tuple[WheelId, Path]]:
+        """Closes the open file; returns all files closed since the last call, in order.
+
+        No block is added to any of them.
+        """
         with self._lock:
             self._seal_open()
             sealed, self._sealed = self._sealed, []
@@ -295,4 +290,4 @@ class Ledger:
         opened, self._open = self._open, None
         if opened is not None:
             opened.file.close()
-            self._sealed.append(SealedRows(opened.wheel, opened.path))
+            self._sealed.append((opened.wheel, opened.path))

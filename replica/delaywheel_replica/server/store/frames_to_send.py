@@ -49,10 +49,6 @@ class FramesToSend:
         self.own: WheelReader | None = None
         self.recent = Recent(recent_bytes)
 
-    def opened(self, own: WheelReader) -> None:
-        """Notes that a wheel was opened."""
-        self.own = own
-
     def left(self) -> None:
         """Notes that the open wheel became a copy."""
         if self.own is not None:

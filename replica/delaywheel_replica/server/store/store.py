@@ -271,7 +271,7 @@ class Store:
             max_frame_bytes=self._limits.max_frame_bytes,
             table_rows=self._limits.table_rows,
         )
-        self.outgoing.opened(WheelReader(self._disk, self._data, spare.wheel))
+        self.outgoing.own = WheelReader(self._disk, self._data, spare.wheel)
         self._open.raise_floor(self._copies.floor)
         self._top_slot = -1
 

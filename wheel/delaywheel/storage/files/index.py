@@ -152,8 +152,7 @@ class IndexWriter:
 
     def look_again(self) -> None:
         """Sets ``last_seq`` to what can be read from the files."""
-        with closing(IndexReader(self._disk, self._folder)) as reader:
-            self.last_seq = reader.last_seq()
+        self.last_seq = last_seq_of(self._disk, self._folder)
 
     def take_unsynced(self) -> set[int]:
         """Returns the segments that ``sync`` must make durable."""
@@ -301,6 +300,12 @@ class IndexReader:
         self._file = file
         self._segment = segment
         return True
+
+
+def last_seq_of(disk: Disk, folder: Path) -> int:
+    """Returns how far an index goes."""
+    with closing(IndexReader(disk, folder)) as reader:
+        return reader.last_seq()
 
 
 def list_segments(disk: Disk, folder: Path) -> list[int]:

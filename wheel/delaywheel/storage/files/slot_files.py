@@ -64,21 +64,11 @@ class _Ends:
 
     def put(self, slots: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Sets the ends of slots; the last entry for a slot counts."""
-        if len(slots) <= FEW_FRAMES:
-            for slot, known_end in zip(slots.tolist(), ends.tolist(), strict=True):
-                self._of_hour(slot // layout.SECONDS_PER_HOUR)[slot % layout.SECONDS_PER_HOUR] = (
-                    known_end
-                )
-            return
         for hour, begin, end in _hours_of(slots):
-            known = self._of_hour(hour)
+            known = self._hours.get(hour)
+            if known is None:
+                known = self._hours[hour] = np.zeros(layout.SECONDS_PER_HOUR, np.int64)
             known[slots[begin:end] % layout.SECONDS_PER_HOUR] = ends[begin:end]
-
-    def _of_hour(self, hour: int) -> NDArray[np.int64]:
-        known = self._hours.get(hour)
-        if known is None:
-            known = self._hours[hour] = np.zeros(layout.SECONDS_PER_HOUR, np.int64)
-        return known
 
     def forget_below(self, floor: int) -> None:
         for hour in [hour for hour in self._hours if hour < floor // layout.SECONDS_PER_HOUR]:

@@ -5,7 +5,6 @@ bundle does not prove that its frames are good: rows and content are as their ho
 had them (checking.py).
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import lt
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.frames.rows import (
-    FEW_FRAMES,
     INDEX_ROW,
     INDEX_ROW_LENGTH_BYTES,
+    leading,
     place_in,
     raw_rows,
 )
@@ -186,21 +185,11 @@ class FrameBundle:
     def following(self, next_seq: int, limit: int | None) -> "FrameBundle":
         """Returns the frames from a seq on, up to the first gap and at most up to ``limit``."""
         seqs = self.seqs
-        if len(self) <= FEW_FRAMES:
-            return self._few_following(next_seq, limit)
         first, last = int(seqs.searchsorted(next_seq)), len(self)
         if limit is not None:
             last = int(seqs.searchsorted(limit, side="right"))
         follows = seqs[first:last] == np.arange(next_seq, next_seq + max(0, last - first))
-        return self.part(first, last if follows.all() else first + int(follows.argmin()))
-
-    def _few_following(self, next_seq: int, limit: int | None) -> "FrameBundle":
-        seqs = self.seqs.tolist()
-        first = last = bisect_left(seqs, next_seq)
-        until = next_seq + len(seqs) if limit is None else limit + 1
-        while last < len(seqs) and seqs[last] == next_seq < until:
-            last, next_seq = last + 1, next_seq + 1
-        return self.part(first, last)
+        return self.part(first, first + leading(follows))
 
     def chosen(self, wanted: NDArray[np.bool_]) -> "FrameBundle":
         """Returns some of the frames."""

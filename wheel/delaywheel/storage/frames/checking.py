@@ -49,6 +49,7 @@ from delaywheel.storage.frames.rows import (
     decode_row,
     flawed_rows,
     kinds_of,
+    leading,
     row_counts,
 )
 
@@ -124,22 +125,18 @@ def _adds_up(header: FrameHeader) -> bool:
 def good_at_once(wheel: WheelId, bundle: FrameBundle) -> Good:
     """See `good_frames`."""
     rows, has_content = bundle.rows, bundle.has_content
-    good = _up_to_first(flawed_rows(rows) | (has_content & _has_unfit_place(rows)))
+    good = leading(~flawed_rows(rows) & ~(has_content & _has_unfit_place(rows)))
     filled = has_content[:good].nonzero()[0]
     if not len(filled):
         return Good(good, 0)
     headers = headers_at(bundle.content, bundle.edges[filled])
     wrong = is_misplaced(headers, wheel, rows[filled], bundle.seqs[filled])
-    fitting = _up_to_first(wrong | has_wrong_sums(headers))
+    fitting = leading(~wrong & ~has_wrong_sums(headers))
     fitting = _right_checksums(bundle, filled[:fitting], headers)
     if fitting < len(filled):
         good = int(filled[fitting])
     accepted_at_ms = int(headers["accepted_at_ms"][:fitting].max(initial=0))
     return Good(good, accepted_at_ms)
-
-
-def _up_to_first(wrong: NDArray[np.bool_]) -> int:
-    return int(wrong.argmax()) if wrong.any() else len(wrong)
 
 
 def _has_unfit_place(rows: NDArray[Any]) -> NDArray[np.bool_]:
@@ -208,7 +205,7 @@ def _right_checksums(bundle: FrameBundle, frames: NDArray[np.intp], headers: NDA
     begins = (bundle.edges[frames] + CHECKED_FROM).tolist()
     ends = bundle.edges[frames + 1].tolist()
     found = [crc32c(content[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-    return _up_to_first(headers["checksum"][: len(found)] != np.array(found, np.uint32))
+    return leading(headers["checksum"][: len(found)] == np.array(found, np.uint32))
 
 
 def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:

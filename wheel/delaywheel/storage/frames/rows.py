@@ -222,6 +222,11 @@ def is_gone(rows: NDArray[Any]) -> NDArray[np.bool_]:
     return _have_none(rows) & (rows["offset"] == _GONE_OFFSET)  # type: ignore[no-any-return]
 
 
+def leading(marks: NDArray[np.bool_]) -> int:
+    """Returns how many are marked before the first one that is not."""
+    return len(marks) if marks.all() else int(marks.argmin())
+
+
 def filled_with(row: bytes, count: int) -> NDArray[Any]:
     """Returns this row many times."""
     return np.full(count, np.frombuffer(row, INDEX_ROW)[0], INDEX_ROW)
@@ -259,9 +264,6 @@ def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _checks(raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
     """Returns the check value of each row, given as bytes without it."""
-    if len(raw) < _MANY_ROWS:
-        found = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1)
-        return found ^ _CHECK_OF_ZEROS  # type: ignore[no-any-return]  # numpy's stubs
     pairs = np.ascontiguousarray(raw.view("<u2").T)
     found = np.full(len(raw), _CHECK_OF_ZEROS, np.uint16)
     for place, pair in enumerate(pairs):
@@ -269,27 +271,19 @@ def _checks(raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
     return found
 
 
-def _check_tables() -> NDArray[np.uint16]:
-    """Returns what each byte adds to the check value: CRCs are linear, so all rows go at once."""
+def _pair_tables() -> NDArray[np.uint16]:
+    """Returns what each pair of bytes adds to the check value, as CRCs are linear."""
     tables = np.zeros((INDEX_ROW_LENGTH_BYTES, 256), np.uint16)
     for place in range(INDEX_ROW_LENGTH_BYTES):
         for value in range(256):
             row = bytearray(INDEX_ROW_LENGTH_BYTES)
             row[place] = value
             tables[place, value] = (crc32c(row) >> 21) ^ _CHECK_OF_ZEROS
-    return tables
-
-
-def _pair_tables() -> NDArray[np.uint16]:
-    """Returns the same for pairs of bytes, which needs a quarter of the time."""
-    low, high = _CHECK_TABLES[::2, None, :], _CHECK_TABLES[1::2, :, None]
+    low, high = tables[::2, None, :], tables[1::2, :, None]
     return (low ^ high).reshape(INDEX_ROW_LENGTH_BYTES // 2, 1 << 16)
 
 
 _COUNT_MASKS: Final = np.array([0, *(MOST_ROWS[kind] for kind in Kind)], np.int64)
 _WITHDRAW: Final = np.array([0, *(kind in WITHDRAWING for kind in Kind)], np.int64)
-_MANY_ROWS: Final = 512
 _CHECK_OF_ZEROS: Final = crc32c(bytes(INDEX_ROW_LENGTH_BYTES)) >> 21
-_CHECK_TABLES: Final = _check_tables()
-_CHECK_PLACES: Final = np.arange(INDEX_ROW_LENGTH_BYTES)
 _PAIR_TABLES: Final = _pair_tables()

@@ -154,7 +154,7 @@ class CancelLook:
             rows = budget.rows(reader, from_seq, up_to_seq)
             if rows["length"].all():  # a frame that has lost its row may lie in the second's file
                 at = np.flatnonzero((rows["slot"] == self.slot) & (kinds_of(rows) == Kind.CANCELS))
-                return reader.frames(self.slot, (from_seq + at).tolist(), rows[at])
+                return reader.frames(self.slot, (from_seq + at, rows[at]))
         budget.spend(FINDING_FRAMES, 0)
         return reader.slot_frames(
             self.slot, up_to_seq, kind=Kind.CANCELS, from_seq=from_seq, lost=lost

@@ -52,6 +52,7 @@ from delaywheel.storage.frames.rows import (
     Places,
     checked_rows,
     is_hole,
+    leading,
     row_counts,
 )
 from delaywheel.storage.reading.unlisted import walk_headers, with_unlisted
@@ -264,11 +265,10 @@ class SlotPlaces:
         is_later = False
         for offsets, headers in walk_headers(file, self._wheel, slot):
             found = headers["seq"].astype(np.int64)
-            later = found > last_seq
-            end = int(later.argmax()) if later.any() else len(later)
+            end = leading(found <= last_seq)
             seqs.append(found[:end])
             rows.append(index_rows_of_headers(headers[:end], offsets[:end]))
-            if end < len(later):
+            if end < len(found):
                 is_later = True
                 break
         places = np.concatenate(seqs), np.concatenate(rows)

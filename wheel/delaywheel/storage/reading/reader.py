@@ -45,6 +45,7 @@ from delaywheel.storage.frames.rows import (
     is_hole,
     is_unreadable,
     kinds_of,
+    leading,
     message_counts,
     row_counts,
 )
@@ -164,8 +165,7 @@ class WheelReader:
         rows = self._index.rows(seq, seq)
         if int(rows["length"][0]) == 0:
             return _damaged(seq, rows[0], FrameDamaged(_why_placeless(rows)))
-        slot = int(rows["slot"][0])
-        return next(read_frames(self._disk, self._folder, self.wheel, slot, ([seq], rows)))
+        return next(self.frames(int(rows["slot"][0]), (np.array([seq]), rows)))
 
     def bundle(
         self,
@@ -196,7 +196,7 @@ class WheelReader:
             rows = np.where(is_lost, _HOLE, rows)
             placeless &= ~is_lost
         lengths = np.where(rows["slot"] < floor, 0, rows["length"])
-        end = int(placeless.argmax()) if placeless.any() else len(rows)
+        end = leading(~placeless)
         if max_bytes is not None:
             ends = lengths.cumsum(dtype=np.int64)
             end = min(end, max(1, int(ends.searchsorted(max_bytes, side="right"))))
@@ -245,11 +245,9 @@ class WheelReader:
             contents.append(content)
         return contents, None
 
-    def frames(
-        self, slot: int, seqs: list[int], rows: NDArray[Any]
-    ) -> Iterator[Frame | DamagedFrame]:
+    def frames(self, slot: int, places: Places) -> Iterator[Frame | DamagedFrame]:
         """Yields frames of one slot whose rows, without holes, the caller has already read."""
-        return read_frames(self._disk, self._folder, self.wheel, slot, (seqs, rows))
+        return read_frames(self._disk, self._folder, self.wheel, slot, places)
 
     def batches(self, slot: int, places: Places) -> Iterator[FrameBatch | DamagedFrame]:
         """Yields the same, decoded together; each kind separately, in order of seqs."""
@@ -388,7 +386,7 @@ class WheelReader:
         slot come last (see `holes`), but for those that are lost. No kind stands for every kind.
         """
         asked = _FramesAsked(from_seq, up_to_seq, kind)
-        return self._of_slot(slot, asked, lost, self._slot_frames, lambda frame: [frame.seq])
+        return self._of_slot(slot, asked, lost, self.frames, lambda frame: [frame.seq])
 
     def slot_batches(
         self, slot: int, up_to_seq: int, *, lost: SeqSet = NO_SEQS
@@ -475,10 +473,6 @@ class WheelReader:
         last_seq = self.last_seq()
         return self._quick(slot, last_seq) or self._scanned(slot, last_seq)
 
-    def _slot_frames(self, slot: int, places: Places) -> Iterator[Frame | DamagedFrame]:
-        seqs, rows = places
-        return read_frames(self._disk, self._folder, self.wheel, slot, (seqs.tolist(), rows))
-
     def slots(self, from_slot: int = 0, to_slot: int | None = None) -> list[int]:
         """Yields slots that have a file, ``from_slot`` <= slot < ``to_slot``, from folder names."""
         return list(list_slots(self._disk, self._folder, from_slot, to_slot))
@@ -496,7 +490,7 @@ class WheelReader:
 
 
 def read_frames(
-    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
 ) -> Iterator[Frame | DamagedFrame]:
     """Reads frames of one slot piece by piece, given their seqs and rows."""
     seqs, rows = places
@@ -523,7 +517,7 @@ def read_batches(
         if batches is not None:
             yield from batches
             continue
-        for frame in _read_piece(disk, folder, wheel, slot, (part[0].tolist(), part[1])):
+        for frame in _read_piece(disk, folder, wheel, slot, part):
             yield frame if isinstance(frame, DamagedFrame) else FrameBatch.of(frame)
 
 
@@ -592,13 +586,13 @@ def _groups(pieces: list[tuple[int, int]], rows: NDArray[Any]) -> Iterator[list[
 
 
 def _read_piece(
-    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
 ) -> Iterator[Frame | DamagedFrame]:
     seqs, rows = places
     # Lists of int: taking a scalar out of a numpy row costs more than decoding a column.
     offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
     contents = _piece(disk, layout.slot_path(folder, slot), offsets, lengths)
-    for seq, offset, row, content in zip(seqs, offsets, rows, contents, strict=True):
+    for seq, offset, row, content in zip(seqs.tolist(), offsets, rows, contents, strict=True):
         try:
             if isinstance(content, FrameDamaged):
                 raise content

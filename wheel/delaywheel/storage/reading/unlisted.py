@@ -52,7 +52,7 @@ from delaywheel.storage.frames.format import (
     decode_header,
     index_row_of,
 )
-from delaywheel.storage.frames.rows import INDEX_ROW, Places
+from delaywheel.storage.frames.rows import INDEX_ROW, Places, leading
 
 # Bytes to read at once: few if the next header lies beyond what was read, twice as many each time
 # that small frames lie close together.
@@ -84,11 +84,10 @@ def walk_headers(
         headers = np.frombuffer(
             b"".join([piece[place : place + HEADER_LENGTH_BYTES] for place in places]), HEADER
         )
-        wrong = are_foreign(headers, wheel, slot)
-        good = int(wrong.argmax()) if wrong.any() else len(wrong)
+        good = leading(~are_foreign(headers, wheel, slot))
         if good:
             yield offsets[:good] + begin, headers[:good]
-        if good < len(wrong) or after is None:
+        if good < len(headers) or after is None:
             return
         is_dense = len(places) > 1
         piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_dense else _LEAST_PIECE_BYTES

@@ -12,7 +12,7 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import read_raw_rows
+from delaywheel.storage.files.index import last_seq_of, read_raw_rows
 from delaywheel.storage.files.slot_table import UNIT_BYTES, TableHead, load_head, read_entries
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, is_medium_error
@@ -22,7 +22,7 @@ from delaywheel.storage.frames.rows import checked_rows, is_gone, is_hole
 from delaywheel.storage.reading.places import finding_rows
 from delaywheel.storage.reading.unlisted import frame_at, next_magic
 from delaywheel.storage.recovery.found_rows import FoundRows, whole_segments
-from delaywheel.storage.writing.cutting import end_index, last_seq_of, raise_ends
+from delaywheel.storage.writing.cutting import end_index, raise_ends
 
 HourSizes = tuple[int, list[tuple[int, int]]]
 """An hour since 1970, and slots of it with the lengths of their files."""

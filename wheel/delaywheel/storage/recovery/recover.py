@@ -59,10 +59,15 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import (
     ROWS_PER_SEGMENT,
     IndexReader,
+    last_seq_of,
     list_segments,
     read_raw_rows,
 )
-from delaywheel.storage.files.slot_files import announced_slots, forget_announced, slot_sizes
+from delaywheel.storage.files.slot_files import (
+    announced_slots,
+    forget_announced,
+    slot_sizes,
+)
 from delaywheel.storage.files.slot_table import load_head
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
@@ -80,7 +85,7 @@ from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.reading.unlisted import walk_headers, with_unlisted
 from delaywheel.storage.recovery.found_rows import lost_behind
 from delaywheel.storage.recovery.rebuilding import HourSizes, longer_files, rebuild_rows
-from delaywheel.storage.writing.cutting import cut_beyond, cut_slot, last_seq_of
+from delaywheel.storage.writing.cutting import cut_beyond, cut_slot
 from delaywheel.storage.writing.restoring import restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
@@ -336,7 +341,7 @@ def _cut_tails(
     with closing(IndexReader(disk, folder)) as reader:
         places = SlotPlaces(disk, folder, wheel, reader)
         for slot in slots:
-            size = _size(disk, layout.slot_path(folder, slot))
+            size = file_size(disk, layout.slot_path(folder, slot))
             if size is None:
                 continue
             yield
@@ -404,7 +409,7 @@ def _end_of(rows: NDArray[Any]) -> int:
     return int((rows["offset"].astype(np.int64) + rows["length"]).max(initial=0))
 
 
-def _size(disk: Disk, path: Path) -> int | None:
+def file_size(disk: Disk, path: Path) -> int | None:
     """Returns the length of a file; None if it does not exist, or cannot be opened."""
     try:
         file = disk.open_read(path)
@@ -420,7 +425,7 @@ def _announced_sizes(disk: Disk, folder: Path, floor: int) -> Steps[list[HourSiz
     """Yields the same as `slot_sizes`, for the slots of the last group."""
     sizes: dict[int, list[tuple[int, int]]] = {}
     for slot in announced_slots(disk, folder):
-        size = _size(disk, layout.slot_path(folder, slot)) if slot >= floor else None
+        size = file_size(disk, layout.slot_path(folder, slot)) if slot >= floor else None
         if size is not None:
             sizes.setdefault(slot // layout.SECONDS_PER_HOUR, []).append((slot, size))
         yield

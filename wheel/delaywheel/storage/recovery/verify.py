@@ -6,7 +6,6 @@ at a time is held in memory.
 """
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -23,8 +22,9 @@ from delaywheel.storage.files.wheel_folder import MetaDamaged, MetaTooNew, Wheel
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
-from delaywheel.storage.frames.rows import INDEX_ROW, INDEX_ROW_LENGTH_BYTES, is_hole
+from delaywheel.storage.frames.rows import INDEX_ROW, INDEX_ROW_LENGTH_BYTES, Places, is_hole
 from delaywheel.storage.reading.reader import DamagedFrame, read_frames
+from delaywheel.storage.recovery.recover import file_size
 
 
 class Problem(Enum):
@@ -104,7 +104,7 @@ def verify_wheel(disk: Disk, data: Path, wheel: WheelId, *, floor: int = 0) -> I
     slots, firsts = np.unique(rows["slot"], return_index=True)
     edges = [*firsts.tolist(), len(rows)]
     for slot, (first, last) in zip(slots.tolist(), pairwise(edges), strict=True):
-        places = (seqs[first:last].tolist(), rows[first:last])
+        places = seqs[first:last], rows[first:last]
         yield from _verify_slot(disk, folder, wheel, slot, places)
     for slot in sorted(set(list_slots(disk, folder, floor)) - set(slots.tolist())):
         path = layout.slot_path(folder, slot)
@@ -116,7 +116,7 @@ def _verify_segments(disk: Disk, folder: Path, wheel: WheelId) -> Iterator[Findi
     segments = list_segments(disk, folder)
     for segment in range(segments[0], segments[-1] + 1) if segments else ():
         path = layout.index_path(folder, segment)
-        size = _size(disk, path)
+        size = file_size(disk, path) or 0
         if segment < segments[-1] and size != ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES:
             yield Finding(Problem.INDEX_SHORT, path, f"{size} bytes", wheel)
         elif size % INDEX_ROW_LENGTH_BYTES:
@@ -133,29 +133,20 @@ def _all_rows(disk: Disk, folder: Path) -> tuple[NDArray[np.int64], NDArray[Any]
 
 
 def _verify_slot(
-    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
 ) -> Iterator[Finding]:
     path = layout.slot_path(folder, slot)
     seqs, rows = places
     end = 0
     frames = read_frames(disk, folder, wheel, slot, places)
     offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
-    for frame, seq, offset, length in zip(frames, seqs, offsets, lengths, strict=True):
+    for frame, seq, offset, length in zip(frames, seqs.tolist(), offsets, lengths, strict=True):
         if isinstance(frame, DamagedFrame):
             yield Finding(Problem.FRAME, path, frame.detail, wheel, slot, seq, offset)
         if offset != end:
             problem = Problem.OVERLAP if offset < end else Problem.GAP
             yield Finding(problem, path, f"{end} was expected", wheel, slot, seq, offset)
         end = max(end, offset + length)
-    size = _size(disk, path)
+    size = file_size(disk, path) or 0
     if size > end:
         yield Finding(Problem.TAIL, path, f"{size - end} bytes", wheel, slot, offset=end)
-
-
-def _size(disk: Disk, path: Path) -> int:
-    try:
-        file = disk.open_read(path)
-    except FileNotFoundError:
-        return 0
-    with closing(file):
-        return file.size()

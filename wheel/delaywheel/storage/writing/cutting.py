@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from delaywheel.storage.files.index import (
     ROWS_PER_SEGMENT,
-    IndexReader,
+    last_seq_of,
     list_segments,
     read_raw_rows,
     top_slot_of,
@@ -94,12 +94,6 @@ def end_index(disk: Disk, folder: Path, last_seq: int) -> Steps[None]:
         elif kept < ROWS_PER_SEGMENT:
             yield from _end_segment(disk, path, kept * INDEX_ROW_LENGTH_BYTES)
     disk.sync_folder(folder)
-
-
-def last_seq_of(disk: Disk, folder: Path) -> int:
-    """Returns how far the index goes."""
-    with closing(IndexReader(disk, folder)) as reader:
-        return reader.last_seq()
 
 
 def raise_ends(ends: dict[int, int], rows: NDArray[Any]) -> None:

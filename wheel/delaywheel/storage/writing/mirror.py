@@ -68,6 +68,7 @@ from delaywheel.storage.frames.rows import (
     is_gone,
     is_hole,
     is_unreadable,
+    leading,
 )
 from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS, DamagedFrame, WheelReader
 from delaywheel.storage.writing.cutting import cut_beyond
@@ -75,8 +76,7 @@ from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.medium import CopyMedium
 from delaywheel.storage.writing.placing import (
     MissingFrames,
-    Occupied,
-    checked_frame,
+    is_taken,
     lies_there,
     not_finished,
 )
@@ -131,7 +131,6 @@ class MirrorWheel:
         self._searched_but: dict[int, SeqSet] = {}
         self._not_returned = NO_SEQS  # missing frames that were repaired in vain
         self._refused = RefusedFrames()
-        self._occupied = Occupied(self.reader)
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
         self.top_slot = -1
@@ -263,10 +262,9 @@ class MirrorWheel:
         refused = []
         wanted = (bundle.seqs >= 1) & (bundle.seqs <= self.last_seq) & ~is_hole(bundle.rows)
         for number in wanted.nonzero()[0].tolist():
-            try:
-                frame = checked_frame(self.wheel, bundle.part(number, number + 1))
-            except FrameDamaged as damage:
-                refused.append(damage)
+            frame = bundle.part(number, number + 1)
+            if not good_frames(self.wheel, frame).frames:
+                refused.append(damage_of(self.wheel, frame))
                 continue
             copy = self._bared(frame).only()
             if self._may_repair(copy):
@@ -279,9 +277,10 @@ class MirrorWheel:
                 damaged.append(copy)
             between()
         self._slots.reopen({copy.slot for copy in damaged})
-        taken = set()
+        taken = set[int]()
         for copy in damaged:
-            taken |= self._occupied.taken([copy])
+            if is_taken(self.reader, copy):
+                taken.add(copy.seq)
             between()
         # Before it is noted: a checkpoint in progress must not take the note back.
         seqs = SeqSet.of(copy.seq for copy in damaged)
@@ -376,15 +375,12 @@ class MirrorWheel:
         if span is None or searched is None:
             return first_seq - 1
         rows = self.reader.rows(first_seq, min(last_seq, span[1], searched[1]))
-        others = np.flatnonzero(~is_hole(rows) | is_unreadable(rows))
-        return first_seq - 1 + (int(others[0]) if len(others) else len(rows))
+        return first_seq - 1 + leading(is_hole(rows) & ~is_unreadable(rows))
 
     def unreadable_rows(self, first_seq: int) -> SeqSet:
         """Returns the run of rows from `first_seq` on that the medium cannot read."""
         rows = self.reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
-        others = np.flatnonzero(~is_unreadable(rows))
-        count = int(others[0]) if len(others) else len(rows)
-        return NO_SEQS.with_span(first_seq, first_seq + count - 1)
+        return NO_SEQS.with_span(first_seq, first_seq - 1 + leading(is_unreadable(rows)))
 
     def unsought(self, first_seq: int, last_seq: int, *, now_ms: int) -> SeqSet:
         """Returns the holes in a row from `first_seq` on whose frames may lie in slot files.
@@ -393,8 +389,7 @@ class MirrorWheel:
         frames that have a row.
         """
         last_seq = min(last_seq, first_seq + ROWS_PER_SEGMENT - 1)
-        others = np.flatnonzero(~is_hole(self.reader.rows(first_seq, last_seq)))
-        end = first_seq - 1 + int(others[0]) if len(others) else min(last_seq, self.last_seq)
+        end = first_seq - 1 + leading(is_hole(self.reader.rows(first_seq, last_seq)))
         return NO_SEQS.with_span(first_seq, end) - self._sought(now_ms)
 
     def _sought(self, now_ms: int) -> SeqSet:
@@ -481,7 +476,9 @@ class MirrorWheel:
         last_seq, head = self._index.last_seq, self._table.head
         counted = head.seq if head.seq <= last_seq else 0
         top_slot = head.top_slot if counted else -1
-        for rows in self._uncounted(counted, head.holes):
+        behind = read_raw_rows(self._disk, self._folder, counted + 1, last_seq)
+        filled = self.reader.rows_of(head.holes.within(1, counted))
+        for _, rows in chain(behind, filled):  # the table has counted none of these
             top_slot = top_slot_of(rows, top_slot)
             yield
         self.top_slot = top_slot
@@ -500,13 +497,6 @@ class MirrorWheel:
             self._medium.take_over(first_seq, rows)
             self._count_late(first_seq, rows)
 
-    def _uncounted(self, counted: int, holes: SeqSet) -> Iterator[NDArray[Any]]:
-        """Yields rows behind those that the table has counted, and those that were holes then."""
-        rows_behind = read_raw_rows(self._disk, self._folder, counted + 1, self._index.last_seq)
-        filled = self.reader.rows_of(holes.within(1, counted))
-        for _, rows in chain(rows_behind, filled):
-            yield rows
-
     def _founded(self, bundle: FrameBundle) -> int:
         """Returns how many leading frames behind the last one may be taken (see the table)."""
         if bundle.is_whole:
@@ -516,7 +506,7 @@ class MirrorWheel:
         tops = np.maximum.accumulate(np.maximum(slots, self.top_slot))
         is_unfounded = ~bundle.has_content & (slots >= self.floor)
         is_unfounded |= is_gone(rows) & (tops >= self.floor)
-        return int(is_unfounded.argmax()) if is_unfounded.any() else len(bundle)
+        return leading(~is_unfounded)
 
     def _may_repair(self, copy: FrameCopy) -> bool:
         """Whether a frame may be put in its place (see the table)."""
@@ -561,7 +551,7 @@ class MirrorWheel:
             # Beyond the end there is nothing; before it there may be what a failed write left, or a
             # frame.
             copy = bundle.part(first, first + 1).only()
-            if self._occupied.taken([copy]):
+            if is_taken(self.reader, copy):
                 return bundle.part(0, first), lies_there(copy.seq), None
             try:
                 self._write(copy)
