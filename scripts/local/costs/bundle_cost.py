@@ -23,6 +23,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta, make_wheel
 from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.columns import Columns, content_starts
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
@@ -84,12 +85,10 @@ def measure(folder: Path, columns: Columns, rounds: int) -> tuple[int, Steps]:
     card = WheelCard(meta.wheel, members, 2, meta.span_seconds)
     origin = OriginWheel.create(disk, folder / "a", meta, HandleCache(disk, 4_096))
     make_wheel(disk, folder / "b", meta)
-    copy = MirrorWheel.open(disk, folder / "b", meta.wheel, HandleCache(disk, 4_096))
-    frames = 0
+    copy = finish(MirrorWheel.opening(disk, folder / "b", meta.wheel, HandleCache(disk, 4_096)))
     for _ in range(rounds):
         with steps.step("encode and write"):
             group = origin.append(columns, accepted_at_ms=_FIRST_SLOT * 1000)
-        frames = len(group.bundle)
         with steps.step("make a message"):
             parts = encode_in_parts(Frames(card, group.bundle))
         with steps.step("read it"):
@@ -103,7 +102,7 @@ def measure(folder: Path, columns: Columns, rounds: int) -> tuple[int, Steps]:
         assert found == group.bundle
     origin.close()
     copy.close()
-    return frames, steps
+    return len(group.bundle), steps
 
 
 def main() -> None:

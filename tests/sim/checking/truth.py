@@ -18,7 +18,7 @@ from delaywheel.storage.files import index as files_index
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import Frame, FrameDamaged, decode_frame, index_row_of
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, decode_rows
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, raw_rows
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.node.naming import key_of
 from sim.machine.disk import SimulatedDisk
@@ -263,7 +263,7 @@ def _read(disk: SimulatedDisk, wheel: WheelId, seq: int) -> FrameTruth | None:
     found = row_on(disk, wheel, seq)
     if not any(found):  # its segment is deleted, or it is finished
         return None
-    row = decode_rows(found)[0]
+    row = checked_rows(raw_rows(found))[0]
     if int(row["length"]) == 0:
         return None
     slot, offset = int(row["slot"]), int(row["offset"])

@@ -3,8 +3,10 @@
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
@@ -14,8 +16,16 @@ from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.recovery.recover import Recovered, recovering
 from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel_replica.server.store.store import Store
 from sim.machine.disk import SimulatedDisk
+
+
+def open_copy(
+    disk: Disk, data: Path, wheel: WheelId, handles: HandleCache, **options: Any
+) -> MirrorWheel:
+    """Opens a copy in one step."""
+    return finish(MirrorWheel.opening(disk, data, wheel, handles, **options))
 
 
 def recover_wheel(

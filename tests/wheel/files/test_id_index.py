@@ -19,10 +19,9 @@ from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.id_index import SECOND_BYTES, IdIndex, Look
 from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, IdRow, SoughtIds
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import SimulatedDisk
-from support.wheels.copies import bundled, copies_of, rows_by_seq
+from support.wheels.copies import bundled, copies_of, open_copy, rows_by_seq
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message, names_of
 from support.wheels.wheels import ACCEPTED_AT_MS, delete_below, new_wheel
 
@@ -105,7 +104,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.other: OriginWheel = new_wheel(self.other_disk, DATA, 2)
         make_wheel(self.disk, DATA, self.other.meta)
         handles = HandleCache(self.disk, 2)
-        self.copy = MirrorWheel.open(self.disk, DATA, self.other.wheel, handles, table_rows=2)
+        self.copy = open_copy(self.disk, DATA, self.other.wheel, handles, table_rows=2)
         self.limits = {self.own.wheel: 0, self.copy.wheel: 0}
         self.truth: set[Row] = set()
         self.floor = BASE_SLOT
@@ -273,7 +272,7 @@ def test_a_reader_finds_what_was_repaired_behind_a_gap() -> None:
     for number in (1, 2):
         origin.append(columns_of([message(number)]), accepted_at_ms=ACCEPTED_AT_MS)
     make_wheel(disk, DATA, origin.meta)
-    copy = MirrorWheel.open(disk, DATA, origin.wheel, HandleCache(disk, 2), table_rows=2)
+    copy = open_copy(disk, DATA, origin.wheel, HandleCache(disk, 2), table_rows=2)
     copy.append(bundled([FrameCopy(seq, HOLE_ROW, b"") for seq in (1, 2)]))
     reader, lost = WheelReader(disk, DATA, origin.wheel), SeqSet.of([1])
     assert reader.holes(2, NO_SEQS) == SeqSet.of([1, 2])

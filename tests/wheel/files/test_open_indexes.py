@@ -15,11 +15,10 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import SimulatedDisk, SimulatedFile
 from support.process.descriptors import open_files
-from support.wheels.copies import bundled, copies_of
+from support.wheels.copies import bundled, copies_of, open_copy
 from support.wheels.messages import message
 from support.wheels.wheels import append
 
@@ -74,7 +73,7 @@ def test_copies_of_many_wheels_keep_few_files_open(tmp_path: Path) -> None:
     mirrors = []
     for wheel in WHEELS:
         make_wheel(disk, here, WheelMeta(wheel, {"n": "s"}, 1, 7200))
-        mirrors.append(MirrorWheel.open(disk, here, wheel, handles))
+        mirrors.append(open_copy(disk, here, wheel, handles))
     for seq in (1, 2):
         for wheel, mirror in zip(WHEELS, mirrors, strict=True):
             assert (

@@ -9,7 +9,7 @@ from delaywheel.storage.files import index as index_module
 from delaywheel.storage.files.index import IndexWriter, list_segments
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.frames.rows import HOLE_ROW, decode_rows, index_rows
+from delaywheel.storage.frames.rows import HOLE_ROW, index_rows, raw_rows
 from sim.machine.disk import SimulatedDisk
 
 FOLDER = Path("/data/wheels/a.1")
@@ -23,7 +23,7 @@ def test_a_row_rewritten_while_its_segment_is_examined_is_not_missed(
     ones = np.ones(6, np.int64)
     rows = index_rows(10 * ones, 0 * ones, 8 * ones, ones, kind=Kind.MESSAGES).copy()
     good = rows[1:2].tobytes()
-    rows[1] = decode_rows(HOLE_ROW)[0]
+    rows[1] = raw_rows(HOLE_ROW)[0]
     writer = IndexWriter(disk, FOLDER)
     writer.append(rows)
     real = writer._top

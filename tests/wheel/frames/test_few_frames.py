@@ -21,10 +21,9 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import FEW_FRAMES
 from delaywheel.storage.writing import dial
 from delaywheel.storage.writing.dial import Dial, DialView
-from delaywheel.storage.writing.mirror import MirrorWheel
 from sim.machine.disk import SimulatedDisk
 from sim.mutants.mutant import instead
-from support.wheels.copies import rows_of, slots_of
+from support.wheels.copies import open_copy, rows_of, slots_of
 from support.wheels.messages import Message, any_messages, columns_of, names_of
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
 
@@ -53,7 +52,7 @@ def written(
     origin = new_wheel(disk, HERE, dial=dials[HERE], max_frame_messages=3)
     make_wheel(disk, THERE, origin.meta)
     handles = HandleCache(disk, 4)
-    mirror = MirrorWheel.open(disk, THERE, WHEEL, handles, dial=dials[THERE])
+    mirror = open_copy(disk, THERE, WHEEL, handles, dial=dials[THERE])
     bundles, orders = [], []
     for messages, kind in groups:
         columns = columns_of(messages)

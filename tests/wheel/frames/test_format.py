@@ -23,8 +23,9 @@ from delaywheel.storage.frames.rows import (
     FEW_FRAMES,
     HOLE_ROW,
     INDEX_ROW_LENGTH_BYTES,
-    decode_rows,
+    checked_rows,
     index_rows,
+    raw_rows,
 )
 from sim.mutants.mutant import instead
 from support.wheels.messages import (
@@ -110,7 +111,7 @@ def test_frames_made_at_once_are_those_made_one_by_one(
     assert rows.tobytes() == b"".join(
         frame.index_row(at, kind) for frame, at in zip(expected, offsets.tolist(), strict=True)
     )
-    assert decode_rows(rows.tobytes()).tobytes() == rows.tobytes()
+    assert checked_rows(raw_rows(rows.tobytes())).tobytes() == rows.tobytes()
 
 
 @given(any_messages(), st.integers(1, 8), st.integers(1, 400))
@@ -260,6 +261,6 @@ def test_decoding_copies_no_content() -> None:
 def test_a_row_with_a_flipped_bit_is_read_as_a_hole(bit: int, copies: int, offset: int) -> None:
     (frame,) = encode([message()] * copies)
     row = bytearray(frame.index_row(offset))
-    assert decode_rows(bytes(row)).tobytes() == bytes(row)
+    assert checked_rows(raw_rows(bytes(row))).tobytes() == bytes(row)
     row[bit // 8] ^= 1 << bit % 8
-    assert decode_rows(bytes(row)).tobytes() == HOLE_ROW
+    assert checked_rows(raw_rows(bytes(row))).tobytes() == HOLE_ROW

@@ -21,11 +21,10 @@ from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.recover import CutTail, Recovered, recovering
-from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.restoring import move_rows
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Crash, Fault, SimulatedDisk, SimulatedFile
-from support.wheels.copies import bundled, copies_of, recover_wheel
+from support.wheels.copies import bundled, copies_of, open_copy, recover_wheel
 from support.wheels.messages import BASE_SLOT, Message, message
 from support.wheels.segments import small_segments
 from support.wheels.wheels import append, delete_below, new_wheel, read_all
@@ -89,7 +88,7 @@ def test_what_a_death_left_of_a_file_that_moved_is_deleted(
     wheel = new_wheel(disk, tmp_path)
     append(wheel, [message(1)])
     wheel.close()
-    copy = MirrorWheel.open(disk, tmp_path, wheel.wheel, HandleCache(disk, 2))
+    copy = open_copy(disk, tmp_path, wheel.wheel, HandleCache(disk, 2))
     folder = layout.wheel_folder(tmp_path, wheel.wheel)
     refused = bundled(copies_of(disk, tmp_path, wheel.wheel)).only()
 

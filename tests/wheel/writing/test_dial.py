@@ -16,9 +16,8 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.writing import dial as dial_module
 from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
-from delaywheel.storage.writing.mirror import MirrorWheel
 from sim.machine.disk import SimulatedDisk
-from support.wheels.copies import bundled, copies_of, count_again, recover_wheel
+from support.wheels.copies import bundled, copies_of, count_again, open_copy, recover_wheel
 from support.wheels.messages import BASE_SLOT, columns_of, message, names_of
 from support.wheels.wheels import ACCEPTED_AT_MS, append, new_wheel
 
@@ -205,7 +204,7 @@ def test_counts_of_halves_outlast_restarts_and_replaced_nodes(*, has_table: bool
     replacing = SimulatedDisk()
     dial = Dial(replacing, DATA, 100)
     make_wheel(replacing, DATA, wheel.meta)
-    copy = MirrorWheel.open(replacing, DATA, wheel.wheel, HandleCache(replacing, 2), dial=dial)
+    copy = open_copy(replacing, DATA, wheel.wheel, HandleCache(replacing, 2), dial=dial)
     copy.append(bundled(copies_of(disk, DATA, wheel.wheel)))
     assert left(replacing) == expected
     assert counted_anew(disk) == expected

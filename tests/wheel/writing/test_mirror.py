@@ -28,10 +28,17 @@ from delaywheel.storage.recovery.recover import Recovered
 from delaywheel.storage.recovery.verify import verify_wheel
 from delaywheel.storage.writing import refused_pages
 from delaywheel.storage.writing.dial import Dial, DialView
-from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedManyFiles
-from support.wheels.copies import bundled, copies_of, flipped, recover_wheel, rows_of, slots_of
+from support.wheels.copies import (
+    bundled,
+    copies_of,
+    flipped,
+    open_copy,
+    recover_wheel,
+    rows_of,
+    slots_of,
+)
 from support.wheels.messages import BASE_SLOT, message
 from support.wheels.segments import small_segments
 from support.wheels.wheels import append, checkpoint_of, delete_below, mark_wheel, new_wheel
@@ -54,7 +61,7 @@ class Pair:
         self.copies = copies_of(self.origin_disk, DATA, self.wheel)
         self.dial = Dial(self.disk, DATA, DIAL_ROWS)
         make_wheel(self.disk, DATA, self.origin.meta)
-        self.mirror = MirrorWheel.open(
+        self.mirror = open_copy(
             self.disk, DATA, self.wheel, HandleCache(self.disk, 2), dial=self.dial, table_rows=2
         )
 
@@ -63,7 +70,7 @@ class Pair:
         self.disk.restart()
         recovered = recover_wheel(self.disk, DATA, self.wheel, os_crashed=os_crashed, floor=floor)
         self.dial = Dial(self.disk, DATA, DIAL_ROWS)
-        self.mirror = MirrorWheel.open(
+        self.mirror = open_copy(
             self.disk,
             DATA,
             self.wheel,

@@ -19,10 +19,9 @@ from delaywheel.storage.files.wheel_folder import make_wheel
 from delaywheel.storage.frames import checking
 from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.format import HEADER_LENGTH_BYTES, decode_frame, index_row_of
-from delaywheel.storage.writing.mirror import MirrorWheel
 from sim.machine.disk import SimulatedDisk
 from sim.mutants.mutant import Patch, instead
-from support.wheels.copies import copies_of, rows_of, slots_of
+from support.wheels.copies import copies_of, open_copy, rows_of, slots_of
 from support.wheels.messages import BASE_SLOT, message
 from support.wheels.wheels import append, new_wheel
 
@@ -84,7 +83,7 @@ def took(change: Change) -> tuple[int, bool]:
     good, disk = _written(WHEEL), SimulatedDisk()
     meta = new_wheel(SimulatedDisk(), DATA, WHEEL.number).meta
     make_wheel(disk, DATA, meta)
-    mirror = MirrorWheel.open(disk, DATA, WHEEL, HandleCache(disk, 2))
+    mirror = open_copy(disk, DATA, WHEEL, HandleCache(disk, 2))
     mirror.append(FrameBundle.of_copies(change(good)))
     taken = mirror.last_seq
     rows = [copy.row for copy in good[:taken]]

@@ -158,7 +158,7 @@ class SlotFiles:
         Fails if a file was deleted or cut from outside: at the offsets that would follow, mirrors
         hold other frames.
         """
-        wrote = self._handles.write(self._owner, self._folder, bundle, where=Placement.AT_END)
+        wrote = self.write(bundle, Placement.AT_END)
         if wrote.misplaced_at is not None:
             slot, until, _, _ = bundle.rows[wrote.frames].item()
             path = layout.slot_path(self._folder, slot)
@@ -167,28 +167,18 @@ class SlotFiles:
         done = bundle.rows[: wrote.frames]
         slots, offsets = done["slot"].astype(np.int64), done["offset"].astype(np.int64)
         self._ends.put(slots, offsets + done["length"])
-        self._note_unsynced(wrote.slots, wrote.new_slots)
         return wrote
 
-    def write_behind(
-        self, bundle: FrameBundle, *, is_over: Callable[[], bool] | None
+    def write(
+        self,
+        bundle: FrameBundle,
+        where: Placement,
+        is_over: Callable[[], bool] | None = None,
     ) -> BundleWritten:
-        """Writes frames at their places, until one cannot be written.
-
-        Stops where a frame's place is already occupied.
-        """
-        wrote = self._handles.write(
-            self._owner, self._folder, bundle, where=Placement.BEHIND, is_over=is_over
-        )
+        """Writes frames at their places, until one cannot be written; see `HandleCache.write`."""
+        wrote = self._handles.write(self._owner, self._folder, bundle, where=where, is_over=is_over)
         self._note_unsynced(wrote.slots, wrote.new_slots)
         return wrote
-
-    def write(self, frame: FrameBundle) -> None:
-        """Writes one frame at its place, whatever lies there."""
-        wrote = self._handles.write(self._owner, self._folder, frame, where=Placement.ANYWHERE)
-        if wrote.failure is not None:
-            raise wrote.failure
-        self._note_unsynced(wrote.slots, wrote.new_slots)
 
     def reopen(self, slots: Collection[int]) -> None:
         """Reopens the files of these slots by name at the next write.

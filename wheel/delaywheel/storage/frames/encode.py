@@ -223,17 +223,13 @@ class _FramePieces:
         self._pieces.insert(0, [raw[end - HEADER_LENGTH_BYTES : end] for end in ends])
         edges = np.zeros(len(headers) + 1, np.int64)
         headers["length_bytes"].cumsum(out=edges[1:])
-        content = bytearray().join(self._interleaved())
+        kinds = len(self._pieces)
+        parts: list[Buffer] = [b""] * (kinds * len(headers))
+        for number, pieces in enumerate(self._pieces):  # frame by frame, as in the format
+            parts[number::kinds] = pieces
+        content = bytearray().join(parts)
         _put_checksums(content, edges)
         return edges, content
-
-    def _interleaved(self) -> list[Buffer]:
-        """Orders the pieces frame by frame, as in the format."""
-        kinds = len(self._pieces)
-        parts: list[Buffer] = [b""] * (kinds * len(self._headers))
-        for number, pieces in enumerate(self._pieces):
-            parts[number::kinds] = pieces
-        return parts
 
     def _add_columns(self) -> None:
         columns, headers, counts = self._columns, self._headers, self.counts

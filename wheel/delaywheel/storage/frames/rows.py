@@ -191,11 +191,6 @@ def raw_rows(content: bytes) -> NDArray[Any]:
     return np.frombuffer(content, INDEX_ROW, len(content) // INDEX_ROW_LENGTH_BYTES)
 
 
-def decode_rows(content: bytes) -> NDArray[Any]:
-    """Returns the index rows in these bytes, flawed ones as holes, ignoring a torn tail."""
-    return checked_rows(raw_rows(content))
-
-
 def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
     """Returns these rows with flawed ones replaced by holes."""
     flawed = flawed_rows(rows)

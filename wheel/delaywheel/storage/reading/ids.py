@@ -175,20 +175,12 @@ class Ids:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, batch: IdBatch, only: SoughtIds | None = None) -> int:
-        """Adds frames, none of which was added before; returns how many rows were added.
-
-        With `only`, adds at least the rows that fit it.
-        """
+    def add(self, batch: IdBatch, only: SoughtIds | None = None) -> None:
+        """Adds frames, none of which was added before; with `only`, at least the rows that fit."""
         rows = self._rows_of(batch)
-        if only is not None:
-            rows = rows.among(only)
-        self._count += len(rows)
-        self._new.append(rows)
-        self._new_rows += len(rows)
+        self._take_in(rows if only is None else rows.among(only))
         if self._new_rows >= _NEW_ROWS:
             self._sort()
-        return len(rows)
 
     def reduce(self, only: SoughtIds) -> None:
         """Drops rows that are not sought."""

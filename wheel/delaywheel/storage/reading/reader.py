@@ -86,23 +86,15 @@ class DamagedFrame:
     reason: DamageReason
     detail: str
 
-    @property
-    def may_be_whole(self) -> bool:
-        """Whether the frame may be intact: the medium does not return it, or it is too new.
-
-        Such a frame is not lost, and nobody may be told that it is absent.
-        """
-        return self.reason in {DamageReason.UNREADABLE, DamageReason.VERSION}
-
     def is_waited_for(self, now_ms: int) -> bool:
         """Whether the frame may be intact, and giving it up has time.
 
-        A medium that does not return it has a minute after the frame's second; a newer release any
-        time.
+        Such a frame is not lost, and nobody may be told that it is absent. A medium that does not
+        return it has a minute after the frame's second; a newer release any time.
         """
         if self.reason is DamageReason.UNREADABLE and self.slot:
             return now_ms < self.slot * 1000 + UNREADABLE_WAIT_MS
-        return self.may_be_whole
+        return self.reason in {DamageReason.UNREADABLE, DamageReason.VERSION}
 
     @property
     def is_without_row(self) -> bool:

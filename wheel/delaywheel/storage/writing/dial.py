@@ -90,8 +90,8 @@ class Dial:
             self._add_few(index_rows)
             return
         index_rows = index_rows[index_rows["length"] > 0]
-        places = self._taken_by(index_rows["slot"].astype(np.int64))
-        self._count(np.add, index_rows, places)
+        self._take(index_rows["slot"].astype(np.int64))
+        self._count(np.add, index_rows)
 
     def _add_few(self, index_rows: NDArray[Any]) -> None:
         table = self._table
@@ -113,9 +113,7 @@ class Dial:
 
     def remove(self, index_rows: NDArray[Any]) -> None:
         """Subtracts frames that `add` counted and that were cut off."""
-        index_rows = index_rows[index_rows["length"] > 0]
-        places = index_rows["slot"].astype(np.int64) % len(self._table)
-        self._count(np.subtract, index_rows, places)
+        self._count(np.subtract, index_rows[index_rows["length"] > 0])
 
     def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[SeqSet]:
         """Counts a wheel's frames in slots at or above ``floor``.
@@ -164,11 +162,8 @@ class Dial:
             self._table[places[(slots > 0) & (slots < floor)]] = 0
         self._floor = floor
 
-    def _taken_by(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of these slots, which they take over from lesser slots.
-
-        Finished slots get none.
-        """
+    def _take(self, slots: NDArray[np.int64]) -> None:
+        """Has these slots take over their rows from lesser slots; finished ones get none."""
         places = slots % len(self._table)
         order = np.argsort(slots, kind="stable")
         taken = np.maximum(self._table["slot"][places[order]], self._floor - 1)
@@ -176,30 +171,36 @@ class Dial:
         # If two slots share a row, the last assignment is the greater slot's.
         self._table[places[newer]] = 0
         self._table["slot"][places[newer]] = slots[newer]
-        return places
 
     def _add_entries(self, slots: NDArray[np.int64], entries: NDArray[Any]) -> None:
-        places = self._taken_by(slots)
-        has_row = self._table["slot"][places] == slots
-        places, entries = places[has_row], entries[has_row]
-        for name in ("messages", "frames", "cancels"):
-            np.add.at(self._table[name], places, entries[name].astype(np.uint64))
-        lengths = entries["length"].astype(np.uint64) * np.uint64(UNIT_BYTES)
-        np.add.at(self._table["length_bytes"], places, lengths)
-        np.add.at(self._table["wheels"], places, np.uint64(1))
+        self._take(slots)
+        self._change(
+            np.add,
+            slots,
+            messages=entries["messages"],
+            length_bytes=entries["length"].astype(np.uint64) * np.uint64(UNIT_BYTES),
+            frames=entries["frames"],
+            cancels=entries["cancels"],
+            wheels=np.ones(len(slots)),
+        )
 
-    def _count(self, change: np.ufunc, index_rows: NDArray[Any], places: NDArray[np.int64]) -> None:
+    def _count(self, change: np.ufunc, index_rows: NDArray[Any]) -> None:
+        self._change(
+            change,
+            index_rows["slot"].astype(np.int64),
+            messages=message_counts(index_rows),
+            length_bytes=index_rows["length"],
+            frames=np.ones(len(index_rows)),
+            cancels=withdrawn_counts(index_rows),
+            wheels=index_rows["offset"] == 0,
+        )
+
+    def _change(self, change: np.ufunc, slots: NDArray[np.int64], **counts: NDArray[Any]) -> None:
         """Adds to or subtracts from rows that still belong to the same slot."""
-        has_row = self._table["slot"][places] == index_rows["slot"]
-        index_rows, places = index_rows[has_row], places[has_row]
-        for name, counts in (
-            ("messages", message_counts(index_rows)),
-            ("length_bytes", index_rows["length"]),
-            ("frames", np.ones(len(places), dtype=np.uint64)),
-            ("cancels", withdrawn_counts(index_rows)),
-            ("wheels", index_rows["offset"] == 0),
-        ):
-            change.at(self._table[name], places, counts.astype(np.uint64))
+        places = slots % len(self._table)
+        has_row = self._table["slot"][places] == slots
+        for name, each in counts.items():
+            change.at(self._table[name], places[has_row], each[has_row].astype(np.uint64))
 
 
 class DialView:
@@ -251,14 +252,9 @@ class DialView:
         """
         ends = np.array([end for _, end in HORIZONS if end is not None], np.int64)
         sums = np.zeros((2, len(HORIZONS)))
-        # In pieces: one call on a long span would block all other threads until its end.
-        for start in range(0, len(self._table), _PIECE_ROWS):
-            piece = self._table[start : start + _PIECE_ROWS]
-            slots = piece["slot"].copy()
-            wanted = np.flatnonzero(slots >= max(done_slot, 1))
-            places = np.searchsorted(ends, slots[wanted] - now_slot, side="right")
-            found = piece[wanted]
-            for row, counts in enumerate((uncancelled(found), found["length_bytes"])):
+        for piece in self._pieces(done_slot, None):
+            places = np.searchsorted(ends, piece["slot"] - now_slot, side="right")
+            for row, counts in enumerate((uncancelled(piece), piece["length_bytes"])):
                 sums[row] += np.bincount(places, counts, len(HORIZONS))
         return tuple(
             Pending(name, int(messages), int(length_bytes))

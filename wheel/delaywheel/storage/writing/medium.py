@@ -132,33 +132,30 @@ class CopyMedium:
         if the medium does; the next call first writes all of it again.
         """
         with self._syncing:
-            return self._sync(last_seq, floor)
-
-    def _sync(self, last_seq: int, floor: int) -> SeqSet:
-        with self._rewritten_lock:
-            rewritten, self._rewritten = self._rewritten, NO_SEQS
-        unreadable = NO_SEQS
-        if self._doubted:
-            written = rewritten.with_span(self.checkpoint.seq + 1, last_seq)
+            with self._rewritten_lock:
+                rewritten, self._rewritten = self._rewritten, NO_SEQS
+            unreadable = NO_SEQS
+            if self._doubted:
+                written = rewritten.with_span(self.checkpoint.seq + 1, last_seq)
+                try:
+                    unreadable = self._write_again(written, floor)
+                except OSError:
+                    self.rewritten(rewritten)
+                    raise
+            # Only now: it includes what was written again, even if a sync had covered that before.
+            slots, segments = self._slots.take_unsynced(), self._index.take_unsynced()
             try:
-                unreadable = self._write_again(written, floor)
+                self._slots.sync(slots)
+                self._index.sync(segments)
             except OSError:
+                self._doubted = True
+                self._slots.put_back(slots)
+                self._index.mark_unsynced(segments)
                 self.rewritten(rewritten)
                 raise
-        # Only now: it includes what was written again, even if an earlier sync had covered that.
-        slots, segments = self._slots.take_unsynced(), self._index.take_unsynced()
-        try:
-            self._slots.sync(slots)
-            self._index.sync(segments)
-        except OSError:
-            self._doubted = True
-            self._slots.put_back(slots)
-            self._index.mark_unsynced(segments)
-            self.rewritten(rewritten)
-            raise
-        self._doubted = False
-        self.synced_seq = max(last_seq, self.synced_seq)
-        return unreadable
+            self._doubted = False
+            self.synced_seq = max(last_seq, self.synced_seq)
+            return unreadable
 
     def _save(self, checkpoint: Checkpoint) -> None:
         if checkpoint == self.checkpoint and not self._is_other_saved:
@@ -187,16 +184,15 @@ class CopyMedium:
 
     def _write_once_more(self, copy: FrameCopy) -> None:
         with self.lock:  # a frame that was cut meanwhile must not come back
-            if not self.closed and copy.seq <= self._index.last_seq:
-                self._put(copy)
-
-    def _put(self, copy: FrameCopy) -> None:
-        if copy.content:
-            try:
-                file = self._disk.open(layout.slot_path(self._folder, copy.slot))
-            except FileNotFoundError:
-                return  # deleted meanwhile: below the floor
-            with closing(file):
-                file.write_at((copy.content,), copy.offset)
-            self._slots.mark_rewritten(copy.slot)
-        self._index.rewrite(copy.seq, copy.row)
+            if self.closed or copy.seq > self._index.last_seq:
+                return
+            if copy.content:
+                path = layout.slot_path(self._folder, copy.slot)
+                try:
+                    file = self._disk.open(path)
+                except FileNotFoundError:
+                    return  # deleted meanwhile: below the floor
+                with closing(file):
+                    file.write_at((copy.content,), copy.offset)
+                self._slots.mark_rewritten(copy.slot)
+            self._index.rewrite(copy.seq, copy.row)

@@ -51,14 +51,14 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.handles import HandleCache, Placement
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.storage.files.slot_files import SlotFiles, delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import WheelMeta, WheelState, load_meta, save_meta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, is_medium_error
-from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle, FrameCopy
 from delaywheel.storage.frames.checking import damage_of, good_frames
 from delaywheel.storage.frames.format import DamageReason, FrameDamaged
@@ -134,13 +134,6 @@ class MirrorWheel:
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
         self.top_slot = -1
-
-    @classmethod
-    def open(
-        cls, disk: Disk, data: Path, wheel: WheelId, handles: HandleCache, **options: Any
-    ) -> Self:
-        """Opens an existing copy without steps; see `opening`, which takes the same arguments."""
-        return finish(cls.opening(disk, data, wheel, handles, **options))
 
     @classmethod
     def opening(  # noqa: PLR0913 - what its start knows of it
@@ -544,7 +537,7 @@ class MirrorWheel:
             between()
         first = 0
         while True:
-            wrote = self._slots.write_behind(bundle.part(first, len(bundle)), is_over=is_over)
+            wrote = self._slots.write(bundle.part(first, len(bundle)), Placement.BEHIND, is_over)
             first += wrote.frames
             if wrote.misplaced_at is None:
                 return bundle.part(0, first), None, wrote.failure
@@ -562,8 +555,9 @@ class MirrorWheel:
                 return bundle.part(0, first), None, None
 
     def _write(self, copy: FrameCopy) -> None:
-        if copy.content:
-            self._slots.write(FrameBundle.of_copies([copy]))
+        wrote = self._slots.write(FrameBundle.of_copies([copy]), Placement.ANYWHERE)
+        if wrote.failure is not None:
+            raise wrote.failure
 
     def _count(self, bundle: FrameBundle) -> None:
         self._note_rows(bundle)

@@ -171,7 +171,13 @@ class OriginWheel:
         with self._sync_lock:
             # Not before the lock: its last holder may have met the error that concerns us too.
             self._refuse_if_broken()
-            self._sync()
+            seq = self._index.last_seq
+            try:
+                self._slots.sync(self._slots.take_unsynced())
+                self._index.sync(self._index.take_unsynced())
+            except OSError as error:
+                raise self._break(f"a sync failed: {error}") from error
+            self._synced_seq = seq
 
     def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> int:
         """Records the seq up to which everything is on the medium.
@@ -288,15 +294,6 @@ class OriginWheel:
     def _save_checkpoint(self, first_segment: int) -> None:
         known = Checkpoint(self._synced_seq, first_segment=first_segment)
         save_checkpoint(self._disk, self._folder, known)
-
-    def _sync(self) -> None:
-        seq = self._index.last_seq
-        try:
-            self._slots.sync(self._slots.take_unsynced())
-            self._index.sync(self._index.take_unsynced())
-        except OSError as error:
-            raise self._break(f"a sync failed: {error}") from error
-        self._synced_seq = seq
 
     def _break(self, cause: str, done: WrittenGroup | None = None) -> WheelBroken:
         self._is_refused = True
