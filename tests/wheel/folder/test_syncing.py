@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.handles import HandleCache, Placement
 from delaywheel.storage.files.slot_files import SlotFiles, Unsynced
 from delaywheel.storage.folder import syncing
 from delaywheel.storage.folder.disk import PosixDisk
@@ -164,15 +164,15 @@ def test_a_writer_knows_that_its_files_made_room_for_others(tmp_path: Path) -> N
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one, other = Noted(tmp_path / "a", handles), Noted(tmp_path / "b", handles)
-    one.write(frame(3_600))
+    one.write(frame(3_600), Placement.ANYWHERE)
     one.sync(one.take_unsynced())
-    one.write(frame(3_600, offset=8))
+    one.write(frame(3_600, offset=8), Placement.ANYWHERE)
     for slot in range(7_200, 7_203):
-        other.write(frame(slot))
+        other.write(frame(slot), Placement.ANYWHERE)
     for files in (one, one):
         files.sync(files.take_unsynced())
     assert synced == [False, True, False]
-    one.mark_rewritten(3_600)
+    one.mark_unsynced([3_600])
     for files in (one, one):
         files.sync(files.take_unsynced())
     assert synced == [False, True, False, True, False]

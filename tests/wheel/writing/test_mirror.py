@@ -552,16 +552,41 @@ def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> 
     assert not any(content.unsynced for content in slots)
 
 
-def test_what_is_written_again_was_closed_before_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may forget what became of it: the sync has to ask the file system."""
-    pair, closed = Pair(), list[bool]()
-    real = SimulatedManyFiles.sync
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each sync whether files were closed before: the kernel may forget what became of them."""
+    closed, real = list[bool](), SimulatedManyFiles.sync
 
     def sync(files: SimulatedManyFiles, paths: Collection[Path], *, were_closed: bool) -> None:
         closed.append(were_closed)
         real(files, paths, were_closed=were_closed)
 
     monkeypatch.setattr(SimulatedManyFiles, "sync", sync)
+    return closed
+
+
+def test_what_is_opened_again_for_a_repair_was_closed_before_its_sync(closed: list[bool]) -> None:
+    pair = Pair()
+    pair.append(pair.copies[:2])
+    pair.disk.flip_bit(pair.slot_path(1), 700)
+    pair.repair(pair.copies[:2])
+    pair.mirror.sync()
+    pair.mirror.sync()
+    assert closed == [True, False]
+
+
+def test_what_another_writer_has_left_was_closed_before_its_sync(closed: list[bool]) -> None:
+    """A node that leaves its wheel continues it as a copy: few files were synced one by one."""
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.reopened()
+    pair.mirror.sync()
+    pair.mirror.sync()
+    assert closed == [True, False]
+
+
+def test_what_is_written_again_was_closed_before_its_sync(closed: list[bool]) -> None:
+    pair = Pair()
     pair.append(pair.copies[:2])
     pair.disk.faults.append(Fault("sync", path_part="slot"))
     with pytest.raises(OSError, match="Input/output"):

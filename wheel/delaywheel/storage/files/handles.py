@@ -170,12 +170,13 @@ class HandleCache:
                 self._folders.pop(key).close()
 
     def close_slots(self, owner: int, slots: Collection[int]) -> None:
-        """Closes the handles of some of an owner's slots."""
+        """Closes the handles of some of an owner's slots, which may not be synced yet."""
         with self._lock:
             for slot in slots:
                 handle = self._handles.pop((owner, slot), None)
                 if handle is not None:
                     handle.file.close()
+                    self._closed_early.add(owner)
 
     def _open(self, owner: int, slot: int, folder: Path) -> _Handle:
         if len(self._handles) >= self.capacity:

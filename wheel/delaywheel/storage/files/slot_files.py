@@ -189,12 +189,8 @@ class SlotFiles:
         self._handles.close_slots(self._owner, slots)
 
     def mark_unsynced(self, slots: Collection[int]) -> None:
-        """Notes slots that, with their names, may not be on the medium yet."""
+        """Notes slots that others wrote and closed: they, and their names, may not be synced."""
         self._note_unsynced(slots, slots)
-
-    def mark_rewritten(self, slot: int) -> None:
-        """Notes that a slot's file was opened apart, written and closed again."""
-        self._note_unsynced([slot], ())
         self._handles.note_closed_early(self._owner)
 
     def put_back(self, unsynced: Unsynced) -> None:

@@ -194,5 +194,5 @@ class CopyMedium:
                     return  # deleted meanwhile: below the floor
                 with closing(file):
                     file.write_at((copy.content,), copy.offset)
-                self._slots.mark_rewritten(copy.slot)
+                self._slots.mark_unsynced([copy.slot])
             self._index.rewrite(copy.seq, copy.row)
