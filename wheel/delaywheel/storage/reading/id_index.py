@@ -45,15 +45,14 @@ matter to the question are kept meanwhile.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.frames.format import NO_SLOT
-from delaywheel.storage.frames.rows import INDEX_ROW, Places
+from delaywheel.storage.frames.rows import Places
 from delaywheel.storage.reading.decoding import IdBatch
 from delaywheel.storage.reading.ids import (
     NONE_FOUND,
@@ -75,8 +74,6 @@ UNREAD_AT_MOST: Final = 1 << 16
 """So many frames of seconds that are kept may be unread."""
 _SPARED: Final = 7 / 8
 """Of the bound, what is kept when seconds have to go: each time costs a pass through all rows."""
-
-_UNREAD: Final = np.dtype([("wheel", "<u4"), ("seq", "<i8"), ("row", INDEX_ROW)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +237,7 @@ class IdIndex:
         places = self._slots.searchsorted(rows["slot"])
         places[places == len(self._slots)] = 0
         at = np.flatnonzero(self._slots[places] == rows["slot"])
-        self._forget(self._journal.add(reader.wheel, first_seq + at, rows[at]))
+        self._forget(self._journal.add(reader.wheel, (first_seq + at, rows[at])))
         return True
 
     # --- reading
@@ -369,59 +366,39 @@ class _Journal:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._rows = np.empty(0, _UNREAD)  # grown by doubling; `_count` are valid
-        self._slots = np.empty(0, np.int64)  # of the rows; `NO_SLOT` once they are taken
-        self._count = 0
-        self._unread = 0  # of these, how many were not taken
-        self._wheels: list[WheelId] = []
+        self._unread = 0
+        self._parts: dict[WheelId, list[Places]] = {}
 
-    def add(self, wheel: WheelId, seqs: NDArray[np.int64], rows: NDArray[Any]) -> list[int]:
+    def add(self, wheel: WheelId, places: Places) -> list[int]:
         """Adds frames; returns the seconds to forget, since too many frames are unread."""
-        if not len(seqs):
+        if not len(places[0]):
             return []
-        if wheel not in self._wheels:
-            self._wheels.append(wheel)
-        if self._count + len(seqs) > len(self._rows):
-            self._make_room(len(seqs))
-        added = self._rows[self._count : self._count + len(seqs)]
-        added["row"], added["seq"], added["wheel"] = rows, seqs, self._wheels.index(wheel)
-        self._slots[self._count : self._count + len(seqs)] = rows["slot"]
-        self._count += len(seqs)
-        self._unread += len(seqs)
+        self._parts.setdefault(wheel, []).append(places)
+        self._unread += len(places[0])
         if self._unread <= self._most:
             return []
-        unread = self._slots[: self._count]
-        unread = unread[unread != NO_SLOT]
-        return [int(slot) for slot in np.unique(unread)]
+        unread = [rows["slot"] for parts in self._parts.values() for _, rows in parts]
+        slots: list[int] = np.unique(np.concatenate(unread)).tolist()
+        return slots
 
     def take(self, slots: Collection[int]) -> list[tuple[WheelId, Places]]:
         """Removes the frames of some seconds, and returns them by wheel, ascending by seq."""
+        taken: list[tuple[WheelId, Places]] = []
         if not self._unread:
-            return []
-        at = np.flatnonzero(np.isin(self._slots[: self._count], _numbers(slots)))
-        if not len(at):
-            return []
-        taken = self._rows[at]
-        self._slots[at] = NO_SLOT
-        self._unread -= len(at)
-        if not self._unread:
-            self._count = 0
-        by_wheel = [taken[taken["wheel"] == number] for number in np.unique(taken["wheel"])]
-        return [
-            (self._wheels[int(part["wheel"][0])], (part["seq"], part["row"])) for part in by_wheel
-        ]
+            return taken
+        for wheel, parts in self._parts.items():
+            seqs = np.concatenate([seqs for seqs, _ in parts])
+            rows = np.concatenate([rows for _, rows in parts])
+            at = np.isin(rows["slot"], _numbers(slots))
+            if at.any():
+                taken.append((wheel, (seqs[at], rows[at])))
+            self._parts[wheel] = [(seqs[~at], rows[~at])]
+        self._unread -= sum(len(seqs) for _, (seqs, _) in taken)
+        return taken
 
     def clear(self) -> None:
-        self._count = self._unread = 0
-        self._wheels.clear()
-
-    def _make_room(self, more: int) -> None:
-        """Makes room for this many, after dropping what was taken."""
-        kept = np.flatnonzero(self._slots[: self._count] != NO_SLOT)
-        room = 2 * (len(kept) + more)
-        rows, slots = np.empty(room, _UNREAD), np.empty(room, np.int64)
-        rows[: len(kept)], slots[: len(kept)] = self._rows[kept], self._slots[kept]
-        self._rows, self._slots, self._count = rows, slots, len(kept)
+        self._unread = 0
+        self._parts.clear()
 
 
 def _numbers(slots: Collection[int]) -> NDArray[np.uint32]:
