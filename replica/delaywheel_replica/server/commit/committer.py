@@ -134,20 +134,16 @@ class Group:
         if admitted.last_slot < int(columns.due_ms.max()) // 1000:
             group.refuse(columns.slots > admitted.last_slot, Refusal(Reason.CLOCK_AHEAD))
         if group.kind is Kind.RELEASES:  # all other rows may go to any wheel
-            group.refuse_of_other_wheels()
+            for request, place in group.ranges():
+                if request.wheel not in {None, admitted.wheel}:
+                    rows = np.arange(place.start, place.stop)
+                    group.refuse(rows, Refusal(Reason.NO_WHEEL, "The half's wheel was left"))
         return group
 
     @property
     def kind(self) -> Kind:
         """The kind of all requests in the group."""
         return self.requests[0].kind
-
-    def refuse_of_other_wheels(self) -> None:
-        """Refuses requests that may only be written to another wheel than this group's."""
-        for request, place in self.ranges():
-            if request.wheel is not None and request.wheel != self.admitted.wheel:
-                rows = np.arange(place.start, place.stop)
-                self.refuse(rows, Refusal(Reason.NO_WHEEL, "The half's wheel was left"))
 
     def refuse(self, messages: NDArray[np.bool_] | NDArray[np.intp], refusal: Refusal) -> None:
         """Refuses these messages."""
@@ -218,7 +214,9 @@ def write(store: Store, group: Group, accepted_at_ms: int) -> WriteOutcome:
         except NotEncodable as error:
             _refuse_not_encodable(store, group, error)
         except WheelBroken as error:
-            _refuse_undone(group, rows, error)
+            undone, done = group.verdicts == 0, error.done.order
+            undone[done if rows is None else rows[done]] = False
+            group.refuse(undone, Refusal(Reason.WHEEL_LOST, str(error)))
             return WriteOutcome(columns, error.done, error)
 
 
@@ -232,14 +230,6 @@ def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> No
         if undone[place].any() and not store.can_encode(request.columns, group.kind):
             culprits[place] = undone[place]
     group.refuse(culprits if culprits.any() else undone, refusal)
-
-
-def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBroken) -> None:
-    """Refuses messages without an index row, after the wheel broke within a group."""
-    undone = group.verdicts == 0
-    done = error.done.order
-    undone[done if rows is None else rows[done]] = False
-    group.refuse(undone, Refusal(Reason.WHEEL_LOST, str(error)))
 
 
 @dataclass(frozen=True, slots=True)

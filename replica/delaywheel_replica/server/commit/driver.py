@@ -336,7 +336,10 @@ class Driver:
         self.begins()
         effect = effects.popleft()
         if isinstance(effect, AllOfAWheel):
-            self._begin_long(effect)
+            if isinstance(effect, Sweep):
+                self.floor = max(self.floor, effect.floor)
+            if self._long_work.begin(effect):
+                self._outside.enqueue(StepJob())
             return
         try:
             event_at = self._carry_out(effect)
@@ -382,12 +385,6 @@ class Driver:
             case _:
                 raise AssertionError(f"{effect} is done at once")
         return None
-
-    def _begin_long(self, effect: AllOfAWheel) -> None:
-        if isinstance(effect, Sweep):
-            self.floor = max(self.floor, effect.floor)
-        if self._long_work.begin(effect):
-            self._outside.enqueue(StepJob())
 
     # --- frames of other nodes and for them, on the store's thread
 

@@ -228,7 +228,9 @@ class _FramePieces:
         for number, pieces in enumerate(self._pieces):  # frame by frame, as in the format
             parts[number::kinds] = pieces
         content = bytearray().join(parts)
-        _put_checksums(content, edges)
+        view, places = memoryview(content), edges.tolist()
+        checksums = [crc32c(view[begin + CHECKED_FROM : end]) for begin, end in pairwise(places)]
+        np.frombuffer(content, "<u4")[(edges[:-1] >> 2) + 1] = checksums
         return edges, content
 
     def _add_columns(self) -> None:
@@ -312,10 +314,3 @@ class _FramePieces:
         self._pieces.append([_ZEROS[count] for count in padding.tolist()])
         headers["blob_length"] = blob_lengths
         headers["length_bytes"] = HEADER_LENGTH_BYTES + headers["columns_length"] + length + padding
-
-
-def _put_checksums(content: bytearray, edges: NDArray[np.int64]) -> None:
-    """Puts checksums of everything behind the header into each header."""
-    view, places = memoryview(content), edges.tolist()
-    checksums = [crc32c(view[begin + CHECKED_FROM : end]) for begin, end in pairwise(places)]
-    np.frombuffer(content, "<u4")[(edges[:-1] >> 2) + 1] = checksums

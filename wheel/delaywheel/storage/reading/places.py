@@ -208,11 +208,6 @@ class SlotPlaces:
         self._behind.follow(last_seq)
         return True
 
-    def _entry(self, slot: int) -> NDArray[Any] | None:
-        """Returns the table's entry of a slot; None if it cannot be trusted."""
-        (entry,), (is_known,) = self._entries(np.array([slot]))
-        return entry if is_known else None
-
     def _entries(self, slots: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Returns the entries of slots of one hour, and which of them can be trusted.
 
@@ -231,8 +226,8 @@ class SlotPlaces:
 
     def _walked(self, slot: int, last_seq: int) -> Places | None:
         """Returns the frames in the slot's file, if they match table and rows."""
-        entry = self._entry(slot)
-        if entry is None:
+        (entry,), (is_known,) = self._entries(np.array([slot]))
+        if not is_known:
             return None
         entry_seq, counted = int(entry["last_seq"]), int(entry["frames"])
         behind_seqs, behind_rows = self._behind.of(slot, entry_seq)

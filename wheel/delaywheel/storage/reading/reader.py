@@ -448,16 +448,14 @@ class WheelReader:
         seqs, rows = asked.of(self._scanned(slot, last_seq))
         rest = ~np.isin(seqs, good)
         yield from read(slot, (seqs[rest], rows[rest]))
-        yield from self._recheck_holes(asked.from_seq, min(asked.up_to_seq, last_seq), lost)
-
-    def _recheck_holes(self, from_seq: int, up_to_seq: int, lost: SeqSet) -> Iterator[DamagedFrame]:
-        """If table and file disagree, checks again whether a frame has become a hole."""
+        # Table and file disagree: a frame may have become a hole.
+        up_to_seq = min(asked.up_to_seq, last_seq)
         if self._places.holes(up_to_seq) is None:
             holes = self._places.scanned_holes(up_to_seq)
         else:
             holes = find_holes(self._disk, self._folder, 1, up_to_seq)
         nowhere, _ = self.lying_nowhere(holes - lost)
-        for seq in nowhere.within(from_seq, up_to_seq):
+        for seq in nowhere.within(asked.from_seq, up_to_seq):
             yield _damaged(seq, _HOLE, FrameDamaged(DamageReason.HOLE))
 
     def slot_places(self, slot: int) -> Places:

@@ -45,10 +45,16 @@ def longer_files(
     longer: dict[int, int] = {}
     unsure: list[int] = []
     for hour, sizes_of_hour in sizes:
-        ends, damaged = _table_ends(disk, folder, head, hour)
+        ends = np.zeros(layout.SECONDS_PER_HOUR, np.int64)
+        damaged = np.zeros(layout.SECONDS_PER_HOUR, np.bool_)
+        if hour in head.hours:
+            entries, damaged = read_entries(disk, folder, head, hour)
+            ends = entries["end"].astype(np.int64) * UNIT_BYTES
+            # An entry that counted frames beyond the head says where those end.
+            damaged |= entries["last_seq"] > head.seq
         for slot, size in sizes_of_hour:
             second = slot - hour * layout.SECONDS_PER_HOUR
-            end = max(ends[second], behind.get(slot, 0))
+            end = max(int(ends[second]), behind.get(slot, 0))
             if damaged[second] or slot in head.stale:
                 unsure.append(slot)
             elif size > end or end == 0:
@@ -137,15 +143,3 @@ def _gather(
                 continue
             found.add(frame.seq, index_row_of(frame, offset))
             offset += frame.length_bytes
-
-
-def _table_ends(
-    disk: Disk, folder: Path, head: TableHead, hour: int
-) -> tuple[list[int], list[bool]]:
-    """Returns where the slots of an hour end by the table, and which entries are damaged."""
-    if hour not in head.hours:
-        return [0] * layout.SECONDS_PER_HOUR, [False] * layout.SECONDS_PER_HOUR
-    entries, damaged = read_entries(disk, folder, head, hour)
-    ends = entries["end"].astype(np.int64) * UNIT_BYTES
-    # An entry that counted frames beyond the head says where those end.
-    return ends.tolist(), (damaged | (entries["last_seq"] > head.seq)).tolist()

@@ -92,7 +92,11 @@ def end_index(disk: Disk, folder: Path, last_seq: int) -> Steps[None]:
             disk.delete(path)
             yield
         elif kept < ROWS_PER_SEGMENT:
-            yield from _end_segment(disk, path, kept * INDEX_ROW_LENGTH_BYTES)
+            with closing(disk.open(path)) as file:
+                if file.size() > kept * INDEX_ROW_LENGTH_BYTES:
+                    file.truncate(kept * INDEX_ROW_LENGTH_BYTES)
+                    yield
+                    file.sync_data()
     disk.sync_folder(folder)
 
 
@@ -105,11 +109,3 @@ def raise_ends(ends: dict[int, int], rows: NDArray[Any]) -> None:
     np.maximum.at(greatest, places, frame_ends)
     for slot, end in zip(slots.tolist(), greatest.tolist(), strict=True):
         ends[slot] = max(ends.get(slot, 0), end)
-
-
-def _end_segment(disk: Disk, path: Path, length_bytes: int) -> Steps[None]:
-    with closing(disk.open(path)) as file:
-        if file.size() > length_bytes:
-            file.truncate(length_bytes)
-            yield
-            file.sync_data()
