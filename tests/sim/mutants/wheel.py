@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import list_segments, read_raw_rows
+from delaywheel.storage.files.index import IndexReader, list_segments
 from delaywheel.storage.files.slot_files import delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
+from delaywheel.storage.files.wheel_folder import Checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps
@@ -22,16 +23,15 @@ from delaywheel.storage.frames import rows
 from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.rows import INDEX_ROW, Places
 from delaywheel.storage.reading import places
-from delaywheel.storage.reading.places import SlotPlaces
+from delaywheel.storage.reading.places import Returned, SlotPlaces
 from delaywheel.storage.reading.reader import DamagedFrame
 from delaywheel.storage.reading.unlisted import with_unlisted
 from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.recovery import found_rows, recover
-from delaywheel.storage.writing import mirror, restoring
+from delaywheel.storage.writing import mirror, restoring, table_writer
 from delaywheel.storage.writing.medium import CopyMedium
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.restoring import Restored
-from delaywheel.storage.writing.table_writer import SlotTable
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.cleaner.due import given_up
 from delaywheel_replica.core.leader import holders as holding
@@ -47,22 +47,21 @@ _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
 
 
 def recovery_forgets() -> list[Patch]:
-    real = recover._cut_torn_row
+    real = recover._delete_finished_segments
 
-    def cut(disk: Disk, folder: Path) -> Steps[Any]:
-        found = yield from real(disk, folder)
+    def cut(disk: Disk, folder: Path, checkpoint: Checkpoint | None) -> Steps[None]:
+        yield from real(disk, folder, checkpoint)
         for segment in list_segments(disk, folder)[-1:]:
             file = disk.open(layout.index_path(folder, segment))
             file.truncate(max(0, file.size() - _ROW_BYTES))
             file.close()
-        return found
 
     def none_announced(*_: Any) -> Steps[list[Any]]:
         yield
         return []
 
     return [
-        instead(recover, "_cut_torn_row", cut),
+        instead(recover, "_delete_finished_segments", cut),
         instead(recover, "_announced_sizes", none_announced),
     ]
 
@@ -89,10 +88,10 @@ def ignores_rows_behind_the_table() -> list[Patch]:
     real = SlotPlaces._walked
 
     def walked(self: SlotPlaces, slot: int, last_seq: int) -> Places | None:
-        places, entry = real(self, slot, last_seq), self._entry(slot)
-        if places is None or entry is None:
+        places, (entries, is_known) = real(self, slot, last_seq), self._entries(np.array([slot]))
+        if places is None or not is_known[0]:
             return places
-        counted = int(entry["frames"])
+        counted = int(entries["frames"][0])
         return places[0][:counted], places[1][:counted]
 
     return [instead(SlotPlaces, "_walked", walked)]
@@ -160,19 +159,22 @@ def missing_segments_are_finished() -> list[Patch]:
 
 
 def slots_of_unread_rows_are_unknown() -> list[Patch]:
-    real = SlotTable._look_at_holes
+    real, looked = MirrorWheel._read_index, table_writer.returned
 
-    def uncounted(self: MirrorWheel, counted: int, holes: SeqSet) -> Iterator[NDArray[Any]]:
-        del holes
-        for _, behind in read_raw_rows(self._disk, self._folder, counted + 1, self.last_seq):
-            yield behind
+    def read_index(self: MirrorWheel) -> Steps[None]:
+        head = self._table.head
+        self._table.head = head._replace(holes=NO_SEQS)
+        try:
+            yield from real(self)
+        finally:
+            self._table.head = head
 
-    def look_at_holes(self: SlotTable, seqs: SeqSet) -> tuple[SeqSet, set[int]]:
-        return real(self, seqs)[0], set()
+    def returned(index: IndexReader, holes: SeqSet) -> Returned:
+        return looked(index, holes)._replace(slots=frozenset())
 
     return [
-        instead(MirrorWheel, "_uncounted", uncounted),
-        instead(SlotTable, "_look_at_holes", look_at_holes),
+        instead(MirrorWheel, "_read_index", read_index),
+        instead(table_writer, "returned", returned),
     ]
 
 

@@ -144,6 +144,7 @@ def test_frames_of_holes_are_read_behind_one_that_states_a_wrong_length(bit: int
     for seq in (2, 4, 6):
         flip(disk, seq, SLOT_BIT + 5)
     slot = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1)
+    assert HEADER.fields is not None
     disk.flip_bit(slot, 8 * HEADER.fields["length_bytes"][1] + bit)
     assert holes(disk) == {2}
     assert read(disk, BASE_SLOT + 1) == {2: None, 4: reported[4], 6: reported[6]}
