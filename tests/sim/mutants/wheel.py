@@ -15,7 +15,6 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import IndexReader, list_segments
 from delaywheel.storage.files.slot_files import delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
-from delaywheel.storage.files.wheel_folder import Checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps
@@ -47,21 +46,22 @@ _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
 
 
 def recovery_forgets() -> list[Patch]:
-    real = recover._delete_finished_segments
+    real = recover._cut_torn_row
 
-    def cut(disk: Disk, folder: Path, checkpoint: Checkpoint | None) -> Steps[None]:
-        yield from real(disk, folder, checkpoint)
+    def cut(disk: Disk, folder: Path) -> Steps[Any]:
+        found = yield from real(disk, folder)
         for segment in list_segments(disk, folder)[-1:]:
             file = disk.open(layout.index_path(folder, segment))
             file.truncate(max(0, file.size() - _ROW_BYTES))
             file.close()
+        return found
 
     def none_announced(*_: Any) -> Steps[list[Any]]:
         yield
         return []
 
     return [
-        instead(recover, "_delete_finished_segments", cut),
+        instead(recover, "_cut_torn_row", cut),
         instead(recover, "_announced_sizes", none_announced),
     ]
 

@@ -68,6 +68,7 @@ def test_tails_that_no_row_speaks_of_are_cut() -> None:
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
     assert sorted(recovered.cut) == sorted(
         [
+            CutTail(index_file(wheel), len(index), 4),
             CutTail(slot_file(wheel), len(whole), 4),
             CutTail(slot_file(wheel, 5), 0, 13),
         ]

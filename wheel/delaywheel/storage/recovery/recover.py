@@ -79,13 +79,13 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.format import DamageReason, Frame
-from delaywheel.storage.frames.rows import Places, checked_rows, is_hole
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, Places, checked_rows, is_hole
 from delaywheel.storage.reading.places import SlotPlaces, finding_rows
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.reading.unlisted import walk_headers, with_unlisted
 from delaywheel.storage.recovery.found_rows import lost_behind
 from delaywheel.storage.recovery.rebuilding import HourSizes, longer_files, rebuild_rows
-from delaywheel.storage.writing.cutting import cut_beyond, cut_slot, end_index
+from delaywheel.storage.writing.cutting import cut_beyond, cut_slot
 from delaywheel.storage.writing.restoring import restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
@@ -140,6 +140,7 @@ def recovering(
     with suppress(OSError):  # it is in nobody's way
         disk.delete(layout.moving_path(folder))
     yield from _delete_finished_segments(disk, folder, checkpoint)
+    cut = yield from _cut_torn_row(disk, folder)
     known = checkpoint or Checkpoint(_first_seq(disk, folder) - 1, first_segment=None)
     # What was cut at the committed end is not lost.
     synced_seq = min(known.seq, known.seq if meta.final_seq is None else meta.final_seq)
@@ -167,8 +168,6 @@ def recovering(
         damaged = yield from _damaged_at_the_end(disk, data, wheel, floor)
         last_seq = last_seq_of(disk, folder)
         yield
-        with suppress(OSError):  # nobody reads a torn row, and the next one is written over it
-            yield from end_index(disk, folder, last_seq)
         sizes = yield from _announced_sizes(disk, folder, floor)
         slots = list((yield from longer_files(disk, folder, sizes, last_seq)))
     if meta.final_seq is not None:
@@ -176,7 +175,7 @@ def recovering(
     last_seq = last_seq_of(disk, folder)
     yield
     slots = [slot for slot in slots if slot >= floor]
-    cut = yield from _cut_tails(disk, folder, wheel, slots, last_seq)
+    cut += yield from _cut_tails(disk, folder, wheel, slots, last_seq)
     head = load_head(disk, folder)
     noted = yield from _still_damaged(disk, data, wheel, known.missing | head.holes, floor)
     found = damaged | noted
@@ -270,6 +269,28 @@ def _read(reader: WheelReader, seq: int) -> Frame | DamagedFrame:
     if isinstance(found, DamagedFrame) and found.reason is DamageReason.UNREADABLE:
         return reader.frame(seq)
     return found
+
+
+def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[CutTail]]:
+    cut = []
+    for segment in list_segments(disk, folder)[-1:]:
+        path = layout.index_path(folder, segment)
+        try:
+            file = disk.open(path)
+        except OSError as error:
+            if not is_medium_error(error):
+                raise
+            break  # its rows are holes (index.py), and one that is torn is ignored
+        with closing(file):
+            size = file.size()
+            torn = size % INDEX_ROW_LENGTH_BYTES
+            if torn:
+                file.truncate(size - torn)
+                yield
+                file.sync_data()
+                cut.append(CutTail(path, size - torn, torn))
+        yield
+    return cut
 
 
 def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId, floor: int) -> Steps[SeqSet]:
