@@ -138,6 +138,16 @@ def test_folders_may_have_names_in_no_encoding(
     assert not keeps_its_word(os.makedev(8, 3))
 
 
+def test_where_no_mounts_are_shown_no_file_system_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a chroot without a mount below its root: a node could open no wheel."""
+    mounts = tmp_path / "mountinfo"
+    mounts.touch()
+    monkeypatch.setattr(syncing, "_MOUNTS", mounts)
+    assert not keeps_its_word(os.makedev(8, 2))
+
+
 def test_files_that_were_closed_meanwhile_are_synced_with_their_file_system(
     medium: Medium, many: list[Path]
 ) -> None:

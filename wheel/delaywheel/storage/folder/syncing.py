@@ -61,11 +61,11 @@ def keeps_its_word(device: int) -> bool:
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
         # Folders' names in it are any bytes, whatever encoding the environment asks for.
-        mounts = _MOUNTS.read_bytes().decode("utf-8", "replace").rstrip("\n").split("\n")
+        mounts = _MOUNTS.read_bytes().decode("utf-8", "replace").split("\n")
     except OSError:
         return False
     # In a line of it the third word is the device, and the first one after a dash is the type.
-    kinds = {mount.partition(" - ")[2].split()[0] for mount in mounts if mount.split()[2] == name}
+    kinds = {line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2:3] == [name]}
     return bool(kinds) and kinds <= _KNOWN
 
 
