@@ -91,6 +91,16 @@ def test_a_damaged_file_is_named(content: bytes) -> None:
         opened(disk)
 
 
+def test_a_file_with_a_list_for_an_object_is_damaged() -> None:
+    disk = SimulatedDisk()
+    opened(disk).release()
+    content = disk.content(DATA / "node.json")
+    assert b'"fenced": {}' in content
+    disk.set_content(DATA / "node.json", content.replace(b'"fenced": {}', b'"fenced": []'))
+    with pytest.raises(NodeFileDamaged):
+        opened(disk)
+
+
 def test_a_promise_is_durable_when_save_returns() -> None:
     for effects in range(10):
         disk = SimulatedDisk()

@@ -124,7 +124,7 @@ def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
     try:
         document = json.loads(content)
         return _meta_of(wheel, document)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MetaDamaged(f"{path}: {error}") from error
 
 

@@ -109,7 +109,7 @@ def load_node_state(disk: Disk, data: Path) -> NodeState | None:
         return None
     try:
         return _decoded(json.loads(content))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NodeFileDamaged(f"{path}: {error}") from error
 
 
