@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.files import slot_files as slotfiles
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import make_wheel
 from delaywheel.storage.frames import checking, rows
@@ -35,7 +34,7 @@ WHEEL = WheelId("node-1", 1)
 def few_are(frames: int) -> Iterator[None]:
     """Sets the number up to which frames count as few, everywhere."""
     with ExitStack() as stack:
-        for module in (checking, dial, rows, slotfiles):
+        for module in (checking, dial, rows):
             stack.enter_context(instead(module, "FEW_FRAMES", frames))
         yield
 

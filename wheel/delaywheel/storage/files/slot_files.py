@@ -22,7 +22,7 @@ from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
 from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel.storage.frames.rows import FEW_FRAMES, SLOT_FILE_LIMIT_BYTES
+from delaywheel.storage.frames.rows import SLOT_FILE_LIMIT_BYTES
 
 # The number of slots, then the slots.
 _ANNOUNCED = np.dtype("<u4")
@@ -49,10 +49,6 @@ class _Ends:
 
     def __init__(self) -> None:
         self._hours: dict[int, NDArray[np.int64]] = {}
-
-    def of_one(self, slot: int) -> int:
-        known = self._hours.get(slot // layout.SECONDS_PER_HOUR)
-        return 0 if known is None else int(known[slot % layout.SECONDS_PER_HOUR])
 
     def of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         ends = np.zeros(len(slots), np.int64)
@@ -114,8 +110,6 @@ class SlotFiles:
         Slots ascend. The edges say where each frame begins in the group's bytes, and where the last
         one ends. Raises SlotFull if a slot file would grow beyond what an index row can hold.
         """
-        if len(slots) <= FEW_FRAMES:
-            return np.array(self._few_places(slots.tolist(), edges.tolist()))
         begins = edges[:-1]
         is_first = np.empty(len(slots), bool)
         is_first[:1] = True
@@ -126,17 +120,6 @@ class SlotFiles:
         full = offsets + (edges[1:] - begins) > SLOT_FILE_LIMIT_BYTES
         if full.any():
             raise SlotFull(int(slots[full.argmax()]))
-        return offsets
-
-    def _few_places(self, slots: list[int], edges: list[int]) -> list[int]:
-        offsets: list[int] = []
-        slot_before, end = -1, 0
-        for slot, (begin, stop) in zip(slots, pairwise(edges), strict=True):
-            offset = end if slot == slot_before else self._ends.of_one(slot)
-            slot_before, end = slot, offset + stop - begin
-            if end > SLOT_FILE_LIMIT_BYTES:
-                raise SlotFull(slot)
-            offsets.append(offset)
         return offsets
 
     def announce(self, slots: Sequence[int]) -> None:

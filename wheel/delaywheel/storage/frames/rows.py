@@ -121,9 +121,6 @@ def index_rows(
     kind: Kind,
 ) -> NDArray[Any]:
     """Returns the rows of frames at these offsets of their slot files."""
-    if len(slots) <= FEW_FRAMES:
-        each = zip(slots.tolist(), offsets.tolist(), lengths.tolist(), counts.tolist(), strict=True)
-        return raw_rows(b"".join([index_row(*row, kind=kind) for row in each]))
     rows = np.empty(len(slots), INDEX_ROW)
     rows["slot"] = slots
     rows["offset"] = offsets
