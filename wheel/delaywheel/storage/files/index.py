@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.pages import read_around
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File, is_medium_error
@@ -51,8 +52,6 @@ from delaywheel.storage.frames.rows import (
 ROWS_PER_SEGMENT = 65_536
 
 OPEN_INDEXES = 256
-
-_PAGE_BYTES = 4096  # unreadable rows are located in pieces of this size
 
 
 class OpenIndexes:
@@ -400,22 +399,9 @@ def _read_around(file: File, offset: int, length: int) -> bytes:
 
     Raises any OSError but the medium's.
     """
-    try:
-        return file.read_at(length, offset)
-    except OSError as error:
-        if not is_medium_error(error):
-            raise
-    parts, end = (
-        [],
-        min(offset + length, file.size() // INDEX_ROW_LENGTH_BYTES * INDEX_ROW_LENGTH_BYTES),
+    there = file.size() // INDEX_ROW_LENGTH_BYTES * INDEX_ROW_LENGTH_BYTES
+    end = max(offset, min(offset + length, there))
+    return b"".join(
+        UNREADABLE_ROW * ((last - first) // INDEX_ROW_LENGTH_BYTES) if piece is None else piece
+        for first, last, piece in read_around(file, offset, end)
     )
-    while offset < end:
-        page = min(end - offset, _PAGE_BYTES - offset % _PAGE_BYTES)
-        try:
-            parts.append(file.read_at(page, offset))
-        except OSError as error:
-            if not is_medium_error(error):
-                raise
-            parts.append(UNREADABLE_ROW * (page // INDEX_ROW_LENGTH_BYTES))
-        offset += page
-    return b"".join(parts)

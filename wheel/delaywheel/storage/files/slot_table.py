@@ -60,7 +60,6 @@ ENTRY_LENGTH_BYTES: Final = 32
 UNIT_BYTES: Final = 8
 
 _MAGIC = b"DWs3"
-_NO_HOURS: Final[Mapping[int, int]] = MappingProxyType({})
 _HEAD = struct.Struct("<4sIQqIII")
 _CHECKED_FROM = 8
 _WORDS = 7  # before the check value
@@ -87,7 +86,7 @@ class TableHead(NamedTuple):
     """Every frame up to this is counted."""
     top_slot: int = -1
     """The greatest slot among those frames."""
-    hours: Mapping[int, int] = _NO_HOURS
+    hours: Mapping[int, int] = MappingProxyType({})
     """The hours since 1970 in which slots have entries -> how many of these count frames."""
     stale: frozenset[int] = frozenset()
     """Slots whose entries must not be trusted."""

@@ -17,10 +17,6 @@ FIRST_PAUSE_MS: Final = 10_000
 LONGEST_PAUSE_MS: Final = 600_000
 
 
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
 class Undeletable:
     """The files of one data folder that could not be deleted.
 
@@ -29,7 +25,7 @@ class Undeletable:
 
     def __init__(
         self,
-        now_ms: Callable[[], int] = _monotonic_ms,
+        now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
         on_refused: Callable[[OSError, int], object] = lambda _error, _pause_ms: None,
     ) -> None:
         """Begins with none.

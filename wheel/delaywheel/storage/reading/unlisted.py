@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.pages import PAGE_BYTES
 from delaywheel.storage.files.slot_table import UNIT_BYTES
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File, is_medium_error
@@ -58,8 +59,6 @@ from delaywheel.storage.frames.rows import INDEX_ROW, Places, leading
 # that small frames lie close together.
 _LEAST_PIECE_BYTES = 4 * 1024
 _PIECE_BYTES = 256 * 1024
-
-_PAGE_BYTES = 4 * 1024
 
 _length_of = struct.Struct("<I").unpack_from
 _LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
@@ -246,7 +245,7 @@ def next_magic(file: File, offset: int, *, must_read: bool = True) -> int:
     """
     size = file.size()
     while offset < size:
-        length = min(_PAGE_BYTES - offset % _PAGE_BYTES, size - offset)
+        length = min(PAGE_BYTES - offset % PAGE_BYTES, size - offset)
         try:
             piece = file.read_at(length, offset)
         except OSError as error:

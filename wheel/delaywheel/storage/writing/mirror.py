@@ -53,6 +53,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache, Placement
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
+from delaywheel.storage.files.pages import PAGE_BYTES
 from delaywheel.storage.files.slot_files import SlotFiles, delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import WheelMeta, WheelState, load_meta, save_meta
@@ -81,10 +82,9 @@ from delaywheel.storage.writing.placing import (
     not_finished,
 )
 from delaywheel.storage.writing.refused_pages import (
-    PAGE_BYTES,
     RefusedFrames,
     meeting,
-    read_around,
+    read_file,
 )
 from delaywheel.storage.writing.restoring import Restored, move_rows, restoring
 from delaywheel.storage.writing.table_writer import SlotTable
@@ -651,7 +651,7 @@ class MirrorWheel:
         path = layout.slot_path(self._folder, slot)
         copies = self._refused.of_slot(slot)
         end = max((copy.offset + len(copy.content) for copy in copies), default=0)
-        found = read_around(self._disk, path, end) if copies else None
+        found = read_file(self._disk, path, end) if copies else None
         if found is None:
             return []
         content, unread = found

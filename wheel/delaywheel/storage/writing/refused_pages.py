@@ -10,7 +10,7 @@ Until then the old file stays: the medium may return the page after all. A file 
 frames were not sought in all files: such a frame may lie in the page, and perhaps nowhere else.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.storage.folder.disk import Disk, File, is_medium_error
+from delaywheel.storage.files.pages import PAGE_BYTES, read_around
+from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.bundle import FrameCopy
 
-PAGE_BYTES = 4096
-AT_ONCE_BYTES = 64 * PAGE_BYTES
+_AT_ONCE_BYTES = 64 * PAGE_BYTES
 
 MOST_BYTES = 16 << 20
 """A larger file would hold up what else the disk has to do for too long.
@@ -74,7 +74,7 @@ class RefusedFrames:
         self._bytes -= len(self._copies.pop(seq).content)
 
 
-def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Extent]] | None:
+def read_file(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Extent]] | None:
     """Reads a file but for the pages that the medium does not return; None: it is too large.
 
     Returns the content, with zeros in their place and up to the length if it is shorter, and where
@@ -85,9 +85,9 @@ def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Ex
         if max(size, length) > MOST_BYTES:
             return None
         content, unread = bytearray(max(size, length)), list[Extent]()
-        for begin in range(0, size, AT_ONCE_BYTES):
-            end = min(begin + AT_ONCE_BYTES, size)
-            for first, last, piece in _pieces(file, begin, end):
+        for begin in range(0, size, _AT_ONCE_BYTES):
+            end = min(begin + _AT_ONCE_BYTES, size)
+            for first, last, piece in read_around(file, begin, end):
                 if piece is None:
                     unread.append((first, last))
                 else:
@@ -103,23 +103,3 @@ def meeting(rows: NDArray[Any], extents: list[Extent]) -> NDArray[np.bool_]:
     for begin, end in extents:
         meets |= (begins < end) & (ends > begin)
     return meets
-
-
-def _pieces(file: File, begin: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yields the content of an extent, page by page if it cannot be read as a whole."""
-    piece = _read(file, begin, end)
-    if piece is not None or end - begin <= PAGE_BYTES:
-        yield begin, end, piece
-        return
-    for first in range(begin, end, PAGE_BYTES):
-        last = min(first + PAGE_BYTES, end)
-        yield first, last, _read(file, first, last)
-
-
-def _read(file: File, begin: int, end: int) -> bytes | None:
-    try:
-        return file.read_at(end - begin, begin)
-    except OSError as error:
-        if not is_medium_error(error):
-            raise
-        return None
