@@ -787,7 +787,7 @@ class SimulatedLock:
         self._locked = locked
         self._path = path
 
-    def release(self) -> None:
+    def close(self) -> None:
         self._locked.discard(self._path)
 
 

@@ -156,9 +156,9 @@ def test_a_lock_is_held_once(place: Place) -> None:
     lock = disk.lock(data / "lock")
     with pytest.raises(FolderInUseError):
         disk.lock(data / "lock")
-    lock.release()
-    lock.release()
-    disk.lock(data / "lock").release()
+    lock.close()
+    lock.close()
+    disk.lock(data / "lock").close()
 
 
 def test_the_simulated_disk_runs_full_as_a_real_one_does() -> None:

@@ -107,7 +107,7 @@ class Folder(Protocol):
 class Lock(Protocol):
     """A held lock."""
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Releases the lock."""
 
 
@@ -263,14 +263,6 @@ class PosixFolder(_Descriptor):
         """See ``Folder``."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         return PosixFile(os.open(name, flags, 0o644, dir_fd=self._descriptor))
-
-
-class PosixLock(_Descriptor):
-    """A flock: the kernel releases it when the process ends, for whatever reason."""
-
-    def release(self) -> None:
-        """See ``Lock``."""
-        self.close()
 
 
 class SharedDescriptor:
@@ -441,8 +433,8 @@ class PosixDisk:
         status = os.statvfs(path)
         return status.f_favail if status.f_files else None
 
-    def lock(self, path: Path) -> PosixLock:
-        """See ``Disk``."""
+    def lock(self, path: Path) -> Lock:
+        """See ``Disk``; a flock, which the kernel releases when the process ends for any reason."""
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -450,4 +442,4 @@ class PosixDisk:
         except BlockingIOError as error:
             os.close(descriptor)
             raise FolderInUseError(f"{path} is held by another process") from error
-        return PosixLock(descriptor)
+        return _Descriptor(descriptor)

@@ -50,7 +50,7 @@ class NodeFolder:
 
     def release(self) -> None:
         """Releases the folder's lock."""
-        self._lock.release()
+        self._lock.close()
 
 
 def new_storage() -> str:
@@ -95,7 +95,7 @@ def open_node_folder(
             _write(disk, data, state)
         _refuse_foreign(data, state, node=node, cluster_id=cluster_id)
     except BaseException:
-        lock.release()
+        lock.close()
         raise
     return NodeFolder(disk, data, state, lock)
 
