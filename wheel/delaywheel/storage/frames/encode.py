@@ -147,37 +147,23 @@ def _frame_firsts(
     return np.unique(np.concatenate(added))
 
 
-class _FrameTopics:
-    """The dictionary of topics of each frame.
+def _frame_topics(
+    topics: int, topic_numbers: NDArray[np.uint32], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    """Makes each frame's dictionary from each row's topic, in the sorted group, of so many topics.
 
-    Attributes:
-        numbers: For each row, the entry of its frame's dictionary that is its topic.
-        members: The entries of all dictionaries, concatenated, as topic numbers of the group.
-        edges: Where each frame's entries begin in `members`, and where the last ones end.
+    `counts` is each frame's number of rows. Returns for each row the entry of its frame's
+    dictionary that is its topic; the entries of all dictionaries, as topic numbers of the group;
+    and where each frame's entries begin among these, and where the last ones end.
     """
-
-    numbers: NDArray[np.uint32]
-    members: NDArray[np.int64]
-    edges: NDArray[np.int64]
-
-    def __init__(
-        self, topics: int, topic_numbers: NDArray[np.uint32], counts: NDArray[np.int64]
-    ) -> None:
-        """Builds the dictionaries from each row's topic, in the sorted group, of so many topics.
-
-        `counts` is each frame's number of rows.
-        """
-        frames = len(counts)
-        if topics <= 1:
-            self.numbers = np.zeros(len(topic_numbers), np.uint32)
-            self.members = np.zeros(frames * topics, np.int64)
-            self.edges = np.arange(frames + 1) * topics
-            return
-        of_rows = np.repeat(np.arange(frames), counts)
-        pairs, inverse = np.unique(of_rows * topics + topic_numbers, return_inverse=True)
-        self.edges = np.searchsorted(pairs, np.arange(frames + 1) * topics)
-        self.numbers = (inverse - self.edges[of_rows]).astype(np.uint32)
-        self.members = pairs % topics
+    frames = len(counts)
+    if topics <= 1:
+        numbers, members = np.zeros(len(topic_numbers), np.uint32), np.zeros(frames * topics, int)
+        return numbers, members, np.arange(frames + 1) * topics
+    of_rows = np.repeat(np.arange(frames), counts)
+    pairs, inverse = np.unique(of_rows * topics + topic_numbers, return_inverse=True)
+    edges = np.searchsorted(pairs, np.arange(frames + 1) * topics)
+    return (inverse - edges[of_rows]).astype(np.uint32), pairs % topics, edges
 
 
 class _FramePieces:
@@ -249,8 +235,9 @@ class _FramePieces:
                 headers["flags"] |= (has_partitions * HAS_PARTITIONS).astype(np.uint16)
                 row_bytes = row_bytes + has_partitions * PARTITION_BYTES
         self._add(columns.ids, "u1", ID_LENGTH_BYTES)
-        self._topics = _FrameTopics(len(columns.topics), columns.topic_numbers, counts)
-        self._add(self._topics.numbers, "<u4", 4)
+        topics = _frame_topics(len(columns.topics), columns.topic_numbers, counts)
+        numbers, self._members, self._topic_edges = topics
+        self._add(numbers, "<u4", 4)
         if self._kind is Kind.MESSAGES:
             for lengths in (columns.key_lengths, columns.value_lengths, columns.headers_lengths):
                 self._add(lengths, "<i4", 4)
@@ -287,9 +274,8 @@ class _FramePieces:
         self._pieces.append(pieces)
 
     def _add_topics(self) -> None:
-        topics = self._topics
         entries = [topic_entry(topic) for topic in self._columns.topics]
-        members, edges = topics.members.tolist(), topics.edges.tolist()
+        members, edges = self._members.tolist(), self._topic_edges.tolist()
         if len(entries) == 1:
             dictionaries = entries * len(self.counts)
         else:
@@ -298,7 +284,7 @@ class _FramePieces:
                 for begin, end in pairwise(edges)
             ]
         self._pieces.append(dictionaries)
-        self._headers["topics"] = topics.edges[1:] - topics.edges[:-1]
+        self._headers["topics"] = np.diff(self._topic_edges)
         self._headers["topics_length"] = list(map(len, dictionaries))
 
     def _add_content(self) -> None:

@@ -8,7 +8,7 @@ wrong, and with which.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from crc32c import crc32c
@@ -264,18 +264,6 @@ def _checked_headers(
     return headers
 
 
-class _ColumnPlaces(NamedTuple):
-    """Which columns frames have, and where each begins."""
-
-    has_timestamps: NDArray[np.bool_]
-    has_partitions: NDArray[np.bool_]
-    timestamps: NDArray[np.int64]
-    ids: NDArray[np.int64]
-    numbers: NDArray[np.int64]
-    partitions: NDArray[np.int64]
-    dues: NDArray[np.int64]
-
-
 class _Frames:
     """Frames with valid headers and checksums, and where their columns lie.
 
@@ -284,62 +272,49 @@ class _Frames:
 
     def __init__(self, content: bytes, begins: NDArray[np.int64], headers: NDArray[Any]) -> None:
         self._content = content
-        self._begins = begins
         self._headers = headers
         self.counts = headers["messages"].astype(np.int64)
         self._rows = int(self.counts.sum())
         self._within = _numbers_within(self.counts)
         self._slots_ms = headers["slot"].astype(np.int64) * 1000
+        # Which columns frames have, and where each begins.
+        self._has_timestamps = (headers["flags"] & HAS_TIMESTAMPS) != 0
+        self._has_partitions = (headers["flags"] & HAS_PARTITIONS) != 0
+        self._timestamps_at = begins + HEADER_LENGTH_BYTES
+        timestamps_bytes = self._has_timestamps * self.counts * TIMESTAMP_BYTES
+        self._ids_at = self._timestamps_at + timestamps_bytes
+        self._numbers_at = self._ids_at + self.counts * ID_LENGTH_BYTES
+        lengths = np.where(headers["kind"] == int(Kind.MESSAGES), _LENGTHS, 0)
+        self._partitions_at = self._numbers_at + self.counts * 4 * (1 + lengths)
+        partitions_bytes = self._has_partitions * self.counts * PARTITION_BYTES
+        self._dues_at = self._partitions_at + partitions_bytes
+        self._topics_at = begins + HEADER_LENGTH_BYTES + headers["columns_length"]
 
     def names(self) -> Columns | None:
         """Returns what identifies the rows of frames of all kinds; None as `messages`."""
-        at = self._columns_at()
-        topics = self._topics(at)
-        if topics is None:
-            return None
-        return Columns.of_names(self._dues_ms(at.dues), self._ids(at.ids), *topics)
-
-    def _columns_at(self) -> "_ColumnPlaces":
-        counts, flags = self.counts, self._headers["flags"]
-        has_timestamps = (flags & HAS_TIMESTAMPS) != 0
-        has_partitions = (flags & HAS_PARTITIONS) != 0
-        timestamps_at = self._begins + HEADER_LENGTH_BYTES
-        ids_at = timestamps_at + has_timestamps * counts * TIMESTAMP_BYTES
-        numbers_at = ids_at + counts * ID_LENGTH_BYTES
-        lengths = np.where(self._headers["kind"] == int(Kind.MESSAGES), _LENGTHS, 0)
-        partitions_at = numbers_at + counts * 4 * (1 + lengths)
-        dues_at = partitions_at + has_partitions * counts * PARTITION_BYTES
-        return _ColumnPlaces(
-            has_timestamps,
-            has_partitions,
-            timestamps_at,
-            ids_at,
-            numbers_at,
-            partitions_at,
-            dues_at,
-        )
+        topics = self._topics()
+        return None if topics is None else Columns.of_names(self._dues_ms(), self._ids(), *topics)
 
     def messages(self) -> Columns | None:
         """Returns the columns of frames of messages; None if lengths or numbers do not add up."""
-        headers, counts, at = self._headers, self.counts, self._columns_at()
-        numbers_at = at.numbers
         lengths = [
-            self._column("<i4", numbers_at + counts * 4 * place) for place in range(1, 1 + _LENGTHS)
+            self._column("<i4", self._numbers_at + self.counts * 4 * place)
+            for place in range(1, 1 + _LENGTHS)
         ]
-        starts = self._starts(lengths, self._topics_at() + headers["topics_length"])
-        topics = self._topics(at)
+        starts = self._starts(lengths, self._topics_at + self._headers["topics_length"])
+        topics = self._topics()
         if starts is None or topics is None:
             return None
         return Columns(
-            due_ms=self._dues_ms(at.dues),
-            ids=self._ids(at.ids),
+            due_ms=self._dues_ms(),
+            ids=self._ids(),
             topics=topics[0],
             topic_numbers=topics[1],
             key_lengths=lengths[0],
             value_lengths=lengths[1],
             headers_lengths=lengths[2],
-            partitions=self._sparse_column("<i4", at.partitions, at.has_partitions),
-            timestamps_ms=self._sparse_column("<i8", at.timestamps, at.has_timestamps),
+            partitions=self._sparse_column("<i4", self._partitions_at, self._has_partitions),
+            timestamps_ms=self._sparse_column("<i8", self._timestamps_at, self._has_timestamps),
             blob=self._content,
             starts=starts,
         )
@@ -365,13 +340,13 @@ class _Frames:
     def _places(self, item: str, at: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.repeat(at // np.dtype(item).itemsize, self.counts) + self._within
 
-    def _ids(self, at: NDArray[np.int64]) -> NDArray[np.uint8]:
-        first = np.repeat(at // 8, self.counts) + len(_ID_WORDS) * self._within
+    def _ids(self) -> NDArray[np.uint8]:
+        first = np.repeat(self._ids_at // 8, self.counts) + len(_ID_WORDS) * self._within
         ids = self._items("<u8").take(first[:, np.newaxis] + _ID_WORDS)
         return ids.view(np.uint8).reshape(self._rows, ID_LENGTH_BYTES)
 
-    def _dues_ms(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._column("<u2", at) + np.repeat(self._slots_ms, self.counts)
+    def _dues_ms(self) -> NDArray[np.int64]:
+        return self._column("<u2", self._dues_at) + np.repeat(self._slots_ms, self.counts)
 
     def _starts(
         self, lengths: Sequence[NDArray[np.int32]], blobs_at: NDArray[np.int64]
@@ -385,16 +360,12 @@ class _Frames:
             return None
         return starts[:-1] + np.repeat(blobs_at - edges[:-1], self.counts)
 
-    def _topics_at(self) -> NDArray[np.int64]:
-        at: NDArray[np.int64] = self._begins + HEADER_LENGTH_BYTES + self._headers["columns_length"]
-        return at
-
-    def _topics(self, at: _ColumnPlaces) -> tuple[tuple[str, ...], NDArray[np.uint32]] | None:
+    def _topics(self) -> tuple[tuple[str, ...], NDArray[np.uint32]] | None:
         """Returns all topics and each row's number; None if a frame's dictionary is invalid."""
-        numbers, topics_at = self._column("<u4", at.numbers), self._topics_at()
-        blobs_at = topics_at + self._headers["topics_length"]
+        numbers = self._column("<u4", self._numbers_at)
+        blobs_at = self._topics_at + self._headers["topics_length"]
         known: dict[bytes, int] = {}
-        edges = zip(topics_at.tolist(), blobs_at.tolist(), strict=True)
+        edges = zip(self._topics_at.tolist(), blobs_at.tolist(), strict=True)
         content = self._content
         which = [known.setdefault(content[begin:end], len(known)) for begin, end in edges]
         try:
