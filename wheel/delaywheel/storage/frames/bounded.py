@@ -17,20 +17,9 @@ class BoundedTable(Generic[_K, _V]):
     def __init__(self, max_bytes: int) -> None:
         """Begins empty; so many bytes all entries may take together."""
         self._max_bytes = max_bytes
-        self._bytes = 0
+        self.length_bytes = 0  # of all entries, as given to `put`
         self._entries: dict[_K, tuple[_V, int]] = {}
         self._lock = Lock()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: _K) -> bool:
-        return key in self._entries
-
-    @property
-    def length_bytes(self) -> int:
-        """The length of all entries, as given to `put`."""
-        return self._bytes
 
     def get(self, key: _K) -> _V | None:
         """Returns the value of a key; None if it is absent or forgotten."""
@@ -47,8 +36,8 @@ class BoundedTable(Generic[_K, _V]):
             if length_bytes > self._max_bytes:
                 return
             self._entries[key] = value, length_bytes
-            self._bytes += length_bytes
-            while self._bytes > self._max_bytes:
+            self.length_bytes += length_bytes
+            while self.length_bytes > self._max_bytes:
                 self._remove(next(iter(self._entries)))
 
     def pop(self, key: _K) -> _V | None:
@@ -65,5 +54,5 @@ class BoundedTable(Generic[_K, _V]):
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
-        self._bytes -= entry[1]
+        self.length_bytes -= entry[1]
         return entry[0]

@@ -213,11 +213,6 @@ class DialView:
             rows = file.size() // DIAL_ROW.itemsize
         self._table = disk.map_array(path, DIAL_ROW, rows, writable=False)
 
-    def row(self, slot: int) -> NDArray[Any] | None:
-        """Returns a copy of one slot's row; None if it has none."""
-        row = self._table[slot % len(self._table)].copy()
-        return row if int(row["slot"]) == slot else None
-
     def rows(self, from_slot: int = 1, to_slot: int | None = None) -> NDArray[Any]:
         """Returns copies of the rows of ``from_slot`` <= slot < ``to_slot``, ascending."""
         rows = np.concatenate([*self._pieces(from_slot, to_slot), _NO_ROWS])
