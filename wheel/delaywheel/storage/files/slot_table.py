@@ -32,6 +32,7 @@ the table saves work, and nothing is ever deleted because of it.
 
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -139,7 +140,7 @@ def read_entries(
     All are if fewer count frames than the head says.
     """
     entries = np.zeros(SECONDS_PER_HOUR, ENTRY)
-    content = _read(disk, layout.table_path(folder, hour), 0, entries.nbytes)
+    content = _read(disk, layout.table_path(folder, hour), entries.nbytes)
     there = np.frombuffer(content, ENTRY, len(content) // ENTRY_LENGTH_BYTES)
     entries[: len(there)] = there
     damaged = entries["check"] != checks_of(entries, hour * SECONDS_PER_HOUR)
@@ -162,19 +163,12 @@ def slots_with_frames(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns slots in [from_slot, to_slot) that have frames by their entries, and stale slots."""
     counted, stale = [np.empty(0, np.int64)], [np.array(sorted(head.stale), np.int64)]
-    for hour in hours_between(head, from_slot, to_slot):
+    first, end = from_slot // SECONDS_PER_HOUR, -(-to_slot // SECONDS_PER_HOUR)
+    for hour in sorted(hour for hour in head.hours if first <= hour < end):
         entries, damaged = read_entries(disk, folder, head, hour)
         counted.append(np.flatnonzero(entries["frames"]) + hour * SECONDS_PER_HOUR)
         stale.append(np.flatnonzero(damaged) + hour * SECONDS_PER_HOUR)
     return _between(counted, from_slot, to_slot), _between(stale, from_slot, to_slot)
-
-
-def hours_between(head: TableHead, from_slot: int, to_slot: int) -> list[int]:
-    """Returns the hours with entries that have slots in [from_slot, to_slot), ascending."""
-    first, end = from_slot // SECONDS_PER_HOUR, -(-to_slot // SECONDS_PER_HOUR)
-    if end - first <= len(head.hours):
-        return [hour for hour in range(first, end) if hour in head.hours]
-    return sorted(hour for hour in head.hours if first <= hour < end)
 
 
 def _between(parts: Sequence[NDArray[np.int64]], first: int, end: int) -> NDArray[np.int64]:
@@ -182,18 +176,13 @@ def _between(parts: Sequence[NDArray[np.int64]], first: int, end: int) -> NDArra
     return slots[(slots >= first) & (slots < end)]
 
 
-def _read(disk: Disk, path: Path, offset: int, length: int) -> bytes:
+def _read(disk: Disk, path: Path, length: int) -> bytes:
     """Reads these bytes; a gap counts as damage, since zeros would mean "no frames".
 
     A file that the head lists and that is missing or unreadable counts as wholly damaged.
     """
     try:
-        file = disk.open_read(path)
+        with closing(disk.open_read(path)) as file:
+            return file.read_at(length, 0)
     except OSError:
         return b"\xff" * length
-    try:
-        return file.read_at(length, offset)
-    except OSError:
-        return b"\xff" * length
-    finally:
-        file.close()
