@@ -43,7 +43,7 @@ frames. A second that alone exceeds the bound is read for each question, and onl
 matter to the question are kept meanwhile.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -252,33 +252,20 @@ class IdIndex:
         return True
 
     def _read_new(self, slots: Collection[int]) -> None:
-        """Reads new frames of seconds that are kept; drops those of which one cannot be read."""
+        """Reads new frames of seconds that are kept; drops these if one cannot be read."""
         try:
-            for wheel, places in self._journal.take(slots):
-                for batch in self._new_of(self._reader(wheel), places):
+            for wheel, (seqs, rows) in self._journal.take(slots):
+                still = np.isin(rows["slot"], _numbers(self._seconds))
+                batches = list(self._reader(wheel).id_batches((seqs[still], rows[still])))
+                read = [batch for batch in batches if batch is not None]
+                if len(read) < len(batches):  # reading each as a whole shows which it is
+                    self._forget(np.unique(rows["slot"][still]).tolist())
+                    continue
+                for batch in read:
                     self._add(batch)
         except BaseException:  # their new frames are neither unread any more nor read
             self._forget(self._seconds.keys() & set(slots))
             raise
-
-    def _new_of(self, reader: WheelReader, places: Places) -> list[IdBatch]:
-        seqs, rows = places
-        still = np.isin(rows["slot"], _numbers(self._seconds))
-        seqs, rows = seqs[still], rows[still]
-        batches = list(reader.id_batches((seqs, rows)))
-        read = [batch for batch in batches if batch is not None]
-        if len(read) == len(batches):
-            return read
-        read = []
-        for slot in np.unique(rows["slot"]).tolist():
-            at = np.flatnonzero(rows["slot"] == slot)
-            of_slot = list(reader.batches(slot, (seqs[at], rows[at])))
-            whole = [batch.ids() for batch in of_slot if not isinstance(batch, DamagedFrame)]
-            if len(whole) == len(of_slot):
-                read += whole
-            else:
-                self._forget([slot])
-        return read
 
     def _add(self, batch: IdBatch) -> None:
         self._ids.add(batch)
@@ -292,8 +279,12 @@ class IdIndex:
         ids, damaged, is_sure, is_whole = Ids(), set[tuple[WheelId, int]](), True, True
         for wheel, followed in sorted(self._followed.items()):
             reader, lost = self._reader(wheel), self._lost(wheel)
-            for batch in self._of_wheel(slot, damaged, reader, followed):
-                ids.add(batch, only=None if is_whole else sought)
+            for batch in reader.slot_batches(slot, followed.seq, lost=lost):
+                if isinstance(batch, DamagedFrame):
+                    # Also a row that became a hole after it was read; it may be of this second.
+                    damaged.add((wheel, batch.seq))
+                    continue
+                ids.add(batch.ids(), only=None if is_whole else sought)
                 if is_whole and _KeptSecond(len(ids), damaged).length_bytes > self._most_bytes:
                     is_whole = False
                     ids.reduce(sought)
@@ -314,21 +305,6 @@ class IdIndex:
             ids.move_to(self._ids)
             self._seconds[slot] = second
             self._slots = None
-
-    def _of_wheel(
-        self,
-        slot: int,
-        damaged: set[tuple[WheelId, int]],
-        reader: WheelReader,
-        followed: _Followed,
-    ) -> Iterator[IdBatch]:
-        lost = self._lost(reader.wheel)
-        for batch in reader.slot_batches(slot, followed.seq, lost=lost):
-            if isinstance(batch, DamagedFrame):
-                # Also a row that became a hole after it was read; it may be of this second.
-                damaged.add((reader.wheel, batch.seq))
-            else:
-                yield batch.ids()
 
     # --- keeping
 
