@@ -233,34 +233,17 @@ def _still_damaged(
     disk: Disk, data: Path, wheel: WheelId, seqs: SeqSet, floor: int
 ) -> Steps[SeqSet]:
     """Returns which of these seqs still cannot be read and are not finished."""
-    folder = layout.wheel_folder(data, wheel)
-    damaged = NO_SEQS
+    holes, damaged = NO_SEQS, []
     with closing(WheelReader(disk, data, wheel)) as reader:
         for first_seq, rows in reader.rows_of(seqs):
-            damaged |= SeqSet.where(first_seq, is_hole(rows))
+            holes |= SeqSet.where(first_seq, is_hole(rows))
             yield
-            placed = (rows["slot"] >= max(floor, 1)) & (rows["length"] > 0)
-            places = SeqSet.where(first_seq, placed), rows[placed]
-            damaged |= yield from _unreadable(disk, folder, reader, places)
-    return damaged
-
-
-def _unreadable(
-    disk: Disk, folder: Path, reader: WheelReader, places: tuple[SeqSet, NDArray[Any]]
-) -> Steps[SeqSet]:
-    """Returns which of the frames with these seqs and rows cannot be read."""
-    seqs, rows = np.array([*places[0]], np.int64), places[1]
-    damaged: list[int] = []
-    for slot in np.unique(rows["slot"]).tolist():
-        of_slot = rows["slot"] == slot
-        if not disk.exists(layout.slot_path(folder, slot)):
-            damaged += seqs[of_slot].tolist()
-            continue
-        for seq in seqs[of_slot].tolist():
-            if isinstance(_read(reader, seq), DamagedFrame):
-                damaged.append(seq)
-            yield
-    return SeqSet.of(damaged)
+            is_placed = (rows["slot"] >= max(floor, 1)) & (rows["length"] > 0)
+            for seq in (np.flatnonzero(is_placed) + first_seq).tolist():
+                if isinstance(_read(reader, seq), DamagedFrame):
+                    damaged.append(seq)
+                yield
+    return holes | SeqSet.of(damaged)
 
 
 def _read(reader: WheelReader, seq: int) -> Frame | DamagedFrame:
