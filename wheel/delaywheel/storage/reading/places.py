@@ -60,8 +60,6 @@ from delaywheel.storage.reading.unlisted import walk_headers, with_unlisted
 # A table further behind than this is still being made: the index is scanned instead.
 _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT
 
-_NO_PLACES: Places = np.empty(0, np.int64), np.empty(0, INDEX_ROW)
-
 KNOWN: Final[np.dtype[Any]] = np.dtype(
     [
         ("number", np.int64),  # of its slot
@@ -163,7 +161,11 @@ class SlotPlaces:
     def slots(self, from_slot: int, to_slot: int, last_seq: int) -> NDArray[np.int64]:
         """Returns the slots in [from_slot, to_slot) that index rows refer to, ascending."""
         if not self._follow(last_seq):
-            return _scanned_slots(self._disk, self._folder, (from_slot, to_slot), last_seq)
+            found = [np.empty(0, np.uint32)]
+            for _, part in read_raw_rows(self._disk, self._folder, 1, last_seq):
+                rows = checked_rows(part[(part["slot"] >= from_slot) & (part["slot"] < to_slot)])
+                found.append(np.unique(rows["slot"][rows["length"] > 0]))
+            return np.unique(np.concatenate(found)).astype(np.int64)
         counted, stale = slots_with_frames(self._disk, self._folder, self._head, from_slot, to_slot)
         behind = self._behind.slots(from_slot, to_slot)
         again = [slot for slot in self._returned.slots if from_slot <= slot < to_slot]
@@ -230,7 +232,7 @@ class SlotPlaces:
         if not is_known:
             return None
         entry_seq, counted = int(entry["last_seq"]), int(entry["frames"])
-        behind_seqs, behind_rows = self._behind.of(slot, entry_seq)
+        _, behind_seqs, behind_rows = self._behind.of_slots(np.array([slot]), np.array([entry_seq]))
         try:
             with closing(self._disk.open_read(layout.slot_path(self._folder, slot))) as file:
                 (seqs, rows), is_whole = self._walk(file, slot, max(last_seq, entry_seq))
@@ -330,19 +332,13 @@ class _RowsBehind:
         self.holes |= SeqSet.where(first_seq, is_hole(checked_rows(self._rows[self._count : end])))
         self._count = end
 
-    def of(self, slot: int, behind_seq: int) -> Places:
-        """Returns seqs and rows of a slot's frames after a seq."""
-        at = np.flatnonzero(self._slots[: self._count] == slot)
-        if not len(at):
-            return _NO_PLACES
-        seqs, rows = self._first_seq + at, checked_rows(self._rows[at])
-        kept = (seqs > behind_seq) & (rows["length"] > 0)
-        return seqs[kept], rows[kept]
-
     def of_slots(
         self, slots: NDArray[np.int64], behind_seqs: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
-        """Returns the same for ascending slots: the number of each frame's slot, seqs and rows."""
+        """Returns the frames of ascending slots after a seq of each.
+
+        These are the number of each frame's slot, seqs and rows, slot after slot.
+        """
         near = self._slots[: self._count]
         at = np.flatnonzero((near >= slots[0]) & (near <= slots[-1]))
         seqs, rows = self._first_seq + at, checked_rows(self._rows[at])
@@ -380,17 +376,6 @@ def finding_rows(
         rows.append(checked[kept])
         yield
     return np.concatenate(seqs), np.concatenate(rows)
-
-
-def _scanned_slots(
-    disk: Disk, folder: Path, between: tuple[int, int], last_seq: int
-) -> NDArray[np.int64]:
-    found = [np.empty(0, np.uint32)]
-    for _, part in read_raw_rows(disk, folder, 1, last_seq):
-        inside = (part["slot"] >= between[0]) & (part["slot"] < between[1])
-        rows = checked_rows(part[inside])
-        found.append(np.unique(rows["slot"][rows["length"] > 0]))
-    return np.unique(np.concatenate(found)).astype(np.int64)
 
 
 def _end(row: NDArray[Any]) -> int:
