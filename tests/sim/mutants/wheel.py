@@ -159,7 +159,7 @@ def missing_segments_are_finished() -> list[Patch]:
 
 
 def slots_of_unread_rows_are_unknown() -> list[Patch]:
-    real, looked = MirrorWheel._read_index, table_writer.returned
+    real, looked = MirrorWheel._read_index, places.returned
 
     def read_index(self: MirrorWheel) -> Steps[None]:
         head = self._table.head
