@@ -383,6 +383,15 @@ def test_a_cancel_is_handed_over_or_comes_too_late() -> None:
     assert reasons_of(transact(reading(cancel), LATER).settled) == late
 
 
+def test_floor_and_seals_rest_until_what_was_announced_is_read() -> None:
+    intake = Intake(ANNOUNCED, RULES)
+    assert intake.bound() == FROZEN
+    intake.read([record(0)], 1)
+    assert intake.bound() == FROZEN
+    intake.read([record(1)], 2)
+    assert intake.bound() == SENT + 60
+
+
 def test_levels_are_those_of_the_announcement() -> None:
     other = replace(RULES, levels_ms={"1m": 61_000})
     intake = reading(record(0), record(1), record(2), of=ANNOUNCED, rules=other)
@@ -440,6 +449,17 @@ def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_reported() 
     assert gone.deleted == DeletedRecords(4, 8, is_cut_off=True)
     assert intake.record == replace(CUT, next_offset=9, announced=NO_SEQS, cut_off=4)
     assert intake.bound() is None
+
+
+def test_the_end_that_was_found_is_known_to_the_next_leader() -> None:
+    record_ = replace(CUT, cut_off=2)
+    intake = Intake(record_, RULES)
+    assert (intake.least_end, intake.is_done) == (2, False)
+    intake.read([record(1), record(2)], 3)
+    assert (intake.position, intake.is_done) == (9, True)
+    assert Intake(replace(record_, next_offset=2), RULES).is_done
+    intake.ends(1)  # it is no news
+    assert intake.cut_off == 2
 
 
 def test_what_was_deleted_behind_the_end_that_was_found_is_reported_with_it() -> None:

@@ -21,17 +21,19 @@ from delaywheel_replica.core.protocol.control import (
     ControlState,
     IngressRecord,
     NodeRecord,
+    lost_record,
     needs_record,
     node_record,
     progress_record,
     reschedule_record,
     wheel_record,
 )
-from delaywheel_replica.core.protocol.frames import FrameName, FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence, Heartbeat, Promise, WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
+from support.core.violations import violations
 
 A1, A2, A3 = WheelId("a", 1), WheelId("a", 2), WheelId("a", 3)
 ALONE = Cluster(nodes=("a",), min_insync=1, late_window_s=120)
@@ -284,6 +286,51 @@ def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_
     assert keys(look_at(state, wants, silent={"a"})) == []
 
 
+def test_an_end_that_too_few_hold_is_committed_as_a_limit_and_reported_only_then() -> None:
+    state = nodes_of().apply_all([wheel_record(A1, ABC)])
+    answers = [Promise(n, f"disk-{n}", Fence("a", 1), {A1: s}) for n, s in (("b", 7), ("c", 4))]
+    few = [
+        using("a", 2),
+        using("b", 1, wheels={A1: wheel_heartbeat(7)}),
+        using("c", 1, wheels={A1: wheel_heartbeat(4)}),
+    ]
+    found = look_at(state, *few, answers=answers)
+    assert (keys(found), found.limits, found.fences) == (["wheel/a.1"], {}, [])
+    state = state.apply_all(found.records)
+    assert state.wheels[A1] == replace(ABC, limit=7)
+    found = look_at(state, *few, answers=answers)
+    assert (keys(found), found.limits) == ([], {A1: 7})
+    # A new leader has no answers yet; the limit stays.
+    found = look_at(state, *few)
+    assert (found.limits, found.fences) == ({A1: 7}, [Fence("a", 1)])
+    enough = [*few[:2], using("c", 1, wheels={A1: wheel_heartbeat(7)})]
+    found = look_at(state, *enough, answers=answers)
+    assert found.closed == {A1: 7}
+    assert look_at(state.apply_all(found.records), *enough).limits == {}
+
+
+def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
+    wheels = [wheel_record(WheelId(node, n), ABC) for node in "abc" for n in (8, 9)]
+    state = nodes_of().apply_all(wheels)
+    reported = [using("a", 8), using("b", 8), heartbeat("c", storage="disk-new", last_number=0)]
+    assert look_at(state, *reported).refused == {"c": RegistrationRefusal.STORAGE_REPLACED}
+    found = look_at(state, *reported, replacements={"c": "disk-new", "x": "disk-x"})
+    state = state.apply_all(found.records)
+    assert state.nodes["c"] == NodeRecord("disk-new", 10)
+    today = {"a": "disk-a", "b": "disk-b", "c": "disk-new"}
+    new = {w for w, record in state.wheels.items() if dict(record.members) == today}
+    # Every node is given a wheel of which the new storage is a member.
+    assert new == {WheelId(node, 10) for node in "abc"}
+    assert found.fences == [Fence("c", 9)]
+    # Then the others have to leave theirs; and nothing is announced twice.
+    found = look_at(state, *reported, replacements={"c": "disk-new"})
+    assert found.fences == [Fence("a", 9), Fence("b", 9), Fence("c", 9)]
+    assert keys(found) == []
+    answers = [Promise(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"]
+    found = look_at(state, *reported, answers=answers)
+    assert set(found.closed) == {WheelId(node, n) for node in "abc" for n in (8, 9)}
+
+
 def test_what_waits_for_the_word_of_a_node_that_was_taken_out_is_closed_without_it() -> None:
     """With W = 1 all three would have to answer."""
     weak = replace(ABC, min_insync=1)
@@ -312,6 +359,47 @@ def test_a_leader_whose_settings_name_a_node_taken_out_makes_no_wheel_that_waits
     made = state.wheels[WheelId("a", 10)]
     assert made.members == {"a": "disk-a", "b": "disk-b", "c": REMOVED}
     assert state.remaining(made) == {"a": "disk-a", "b": "disk-b"}
+
+
+def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
+    state = nodes_of().apply_all([wheel_record(A1, ABC)])
+    answers = [Promise(n, f"disk-{n}", Fence("a", 1), {A1: 7}) for n in "bc"]
+    held = {A1: wheel_heartbeat(7, missing=(3,))}
+    reported = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
+    found = look_at(state, *reported, answers=answers)
+    assert (found.closed, found.lost) == ({}, NO_FRAMES)
+    state = state.apply_all(found.records)
+    for lacks in ({(A1, 3): frozenset("ab")}, {(A1, 8): frozenset("abc")}):
+        assert keys(look_at(state, *reported, answers=answers, **lacked(lacks))) == []
+    found = look_at(state, *reported, answers=answers, **lacked({(A1, 3): frozenset("abc")}))
+    assert (found.closed, found.lost) == ({A1: 7}, FrameSet.of([(A1, 3)]))
+    assert keys(found) == ["lost/a.1/3", "wheel/a.1"]
+
+
+@pytest.mark.parametrize(
+    ("reported", "seq", "position", "gone"),
+    [
+        (wheel_heartbeat(7, top_slot=9), 7, None, True),
+        (wheel_heartbeat(7, top_slot=10), 7, None, False),
+        (wheel_heartbeat(6, top_slot=9), 7, None, False),
+        (wheel_heartbeat(7, top_slot=9), 6, None, False),
+        (wheel_heartbeat(7, top_slot=9), 7, Position(A2, 1, 0), False),
+    ],
+)
+def test_a_closed_wheel_wholly_below_the_floor_is_unregistered(
+    reported: WheelHeartbeat, seq: int, position: Position | None, gone: bool
+) -> None:
+    state = committed((A1, 7), (A2, None))
+    state = state.apply_all([lost_record(FrameRange(A1, 2, 2))])
+    state = replace(state, progress=Progress(NOW_MS, position, {A1: seq, A2: 1}, floor=10))
+    found = look(state, heartbeat(open_=A2, spare=A3, wheels={A1: reported}))
+    assert found.unregistered == (frozenset({A1}) if gone else frozenset())
+    after = state.apply_all(found.all_records)
+    assert (A1 not in after.wheels) == gone
+    assert after.lost == (set() if gone else {(A1, 2)})
+    assert (A1 not in found.progress.seqs) == gone
+    assert state.progress is not None
+    assert violations(state.progress, found.progress, found.unregistered) == []
 
 
 def test_with_one_member_its_own_word_is_enough() -> None:

@@ -265,6 +265,30 @@ def test_answers_of_others_are_kept_for_the_row() -> None:
     assert node.status().answers == (later,)
 
 
+def test_after_a_crash_of_the_machine_everything_registered_is_doubted_until_it_is_back() -> None:
+    world = cluster()
+    for name in "abc":
+        world[name].write(2)
+    world.run(300)
+    node = world["a"]
+    del node.store.frames[B1][2]
+    node.crash_machine("boot-2")
+    assert not node.status().heartbeat.complete
+    node.tick()
+    node.take_sent()
+    assert node.store.state.all_incomplete
+    node.cleaner_reports(node.cleaner(FIRST))
+    node.tick()
+    # Its spare is opened by now; the spares of the others were not doubted before it was reported.
+    assert _incomplete(node) == [A1, B1, B2, WheelId("c", 1), WheelId("c", 2)]
+    world.run(1_000)
+    assert _incomplete(node) == [A1]
+    assert node.store.frames[B1].keys() == {1, 2}
+    world.register({**FIRST, A1: record_of(closed_at=2)})
+    world.run(300)
+    assert node.status().heartbeat.complete
+
+
 # --- completeness
 
 

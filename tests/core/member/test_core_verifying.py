@@ -16,14 +16,28 @@ from delaywheel_replica.core.node.events import (
     Verified,
     VerifyWheel,
 )
-from delaywheel_replica.core.protocol.heartbeat import Fence, LeaderTerm
-from delaywheel_replica.core.protocol.messages import Fetch, Gossip
+from delaywheel_replica.core.protocol.heartbeat import Fence, LeaderTerm, Promise
+from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks
+from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from support.core.member_talk import heartbeat_of, meet, messages, spare_of, wheel_heartbeat
 from support.core.member_world import FakeNode, FakeStore, frames_of, held_of, record_of, state_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
 B1, B2, C1 = WheelId("b", 1), WheelId("b", 2), WheelId("c", 1)
+
+
+def asked_again(node: FakeNode) -> list[int]:
+    """The fetches that it answered with missing frames."""
+    return [
+        reported.request for _, reported in messages(node, Lacks) if isinstance(reported, Lacks)
+    ]
+
+
+def answered(node: FakeNode) -> dict[str, dict[WheelId, int]]:
+    """The nodes whose wheels it has reported as held."""
+    sent = [promise for _, promise in messages(node, Promise) if isinstance(promise, Promise)]
+    return {promise.fence.origin: dict(promise.applied) for promise in sent}
 
 
 def looking(node: FakeNode) -> list[VerifyWheel]:
@@ -65,6 +79,31 @@ def test_it_writes_before_it_knows(node: FakeNode) -> None:
     assert heartbeat.complete
     assert heartbeat.verifying == frozenset()
     assert heartbeat.wheels[A1].applied == heartbeat.wheels[B1].applied == 2
+
+
+def test_a_fence_is_answered_once_all_is_known_that_was_ever_taken(node: FakeNode) -> None:
+    looking(node)
+    term = heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 2), Fence("c", 1))))
+    node.receive(
+        "c", Gossip(term, (heartbeat_of("b", last_number=2), heartbeat_of("c", last_number=1)))
+    )
+    assert node.store.state.fenced == {"b": 2, "c": 1}, "it binds all the same"
+    assert answered(node) == {"c": {}}
+    node.machine.step(Verified(node.store.held(B1)))
+    node.receive("c", Gossip(heartbeat_of("c", count=2, term=term.term)))
+    assert answered(node) == {"b": {B1: 2}, "c": {}}
+
+
+def test_it_does_not_say_that_it_lacks_what_it_may_hold(node: FakeNode) -> None:
+    looking(node)
+    node.receive("c", Fetch(5, B1, 1, 9))
+    node.receive("c", Fetch(6, B2, 1, 1))
+    assert asked_again(node) == [6]
+    node.cleaner_reports(node.cleaner({B1: record_of(closed_at=3)}, role=Role.LEADING))
+    assert node.status().lacks == {}
+    node.machine.step(Verified(node.store.held(B1)))
+    node.receive("c", Fetch(7, B1, 3, 3))
+    assert asked_again(node) == [7]
 
 
 def test_it_takes_fetches_closes_and_deletes_nothing_of_them(node: FakeNode) -> None:
