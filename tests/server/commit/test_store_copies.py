@@ -27,6 +27,7 @@ from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS
 from delaywheel.storage.writing.dial import DialView
+from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.control import WheelRecord
@@ -284,6 +285,18 @@ def test_rows_that_a_failed_write_left_are_synced_before_they_count() -> None:
         store.mirror(CARD, copies)
     assert store.mirror(CARD, copies).applied == len(copies)
     assert disk.is_durable(index, 0, 16 * len(copies))
+
+
+def test_with_groups_synced_what_is_found_again_is_synced_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Media seed 7200001: a node reported frames that a crash of its machine could still lose."""
+    disk, synced = SimulatedDisk(), list[object]()
+    store = opened(disk, sync_groups=True)
+    store.mirror(CARD, bundled(written_elsewhere()))
+    monkeypatch.setattr(MirrorWheel, "sync", lambda copy: synced.append(copy.wheel))
+    finish(store.reading_again(WHEEL, SeqSet.of([2])))
+    assert synced == [WHEEL]
 
 
 @pytest.mark.parametrize("restarts", [False, True])

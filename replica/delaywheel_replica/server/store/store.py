@@ -226,9 +226,12 @@ class Store:
     def reading_again(self, wheel: WheelId, seqs: SeqSet) -> Steps[SeqSet]:
         """Looks again at missing frames of a copy, in steps; returns those that are not missing.
 
-        An OSError of the medium concerns none of the frames.
+        If groups are synced, these are on the medium; an OSError of that: ask again.
         """
-        return (yield from self._copy(wheel).reading_again(seqs))
+        copy = self._copy(wheel)
+        there = yield from copy.reading_again(seqs)
+        self._synced(copy)
+        return there
 
     # --- the wheel that this node writes
 
