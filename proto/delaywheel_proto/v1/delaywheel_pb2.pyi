@@ -74,7 +74,7 @@ class _CancelOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelO
     CANCEL_OUTCOME_CANCELLED: _CancelOutcome.ValueType  # 1
     """The message will never be delivered."""
     CANCEL_OUTCOME_ALREADY_DELIVERED: _CancelOutcome.ValueType  # 2
-    """The message is in its topic, or is a dead letter: GetMessage reports which, if that was recent.
+    """The message is in its topic, a dead letter or deferred: GetMessage reports which, if that was recent.
     Of a half also: its group is asked, or was.
     """
     CANCEL_OUTCOME_TOO_LATE: _CancelOutcome.ValueType  # 3
@@ -90,7 +90,7 @@ CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome.ValueType  # 0
 CANCEL_OUTCOME_CANCELLED: CancelOutcome.ValueType  # 1
 """The message will never be delivered."""
 CANCEL_OUTCOME_ALREADY_DELIVERED: CancelOutcome.ValueType  # 2
-"""The message is in its topic, or is a dead letter: GetMessage reports which, if that was recent.
+"""The message is in its topic, a dead letter or deferred: GetMessage reports which, if that was recent.
 Of a half also: its group is asked, or was.
 """
 CANCEL_OUTCOME_TOO_LATE: CancelOutcome.ValueType  # 3
