@@ -10,6 +10,7 @@ from delaywheel_replica.core.leader.closing import (
     closing,
     committed_limits,
     fences_wanted,
+    limits_wanted,
     wheels_to_close,
 )
 from delaywheel_replica.core.leader.holders import held_by
@@ -108,6 +109,19 @@ def test_incomplete_is_said_of_each_wheel() -> None:
 
 
 BOTH = [answer("a", 7), answer("b", 5)]
+
+
+def test_an_old_answer_does_not_end_a_wheel_below_what_was_filled_since() -> None:
+    """c took seq 1 within the limit after its answer, and the frame was acknowledged with that."""
+    state = registered(wheel_record_of("a", "b", "c", min_insync=3))
+    found = closing(A1, state, [answer("b", 1)], holding(a=1, b=1, c=0), taken=0)
+    assert found == HoldersWanted(1)
+    assert committed_limits(state) == {}  # not before it is committed
+    (record,) = limits_wanted(state, {A1: found}).values()
+    state = state.apply_all([wheel_record(A1, record)])
+    assert committed_limits(state) == {A1: 1}
+    assert limits_wanted(state, {A1: found}) == {}
+    assert closing(A1, state, [answer("c", 0)], holding(a=1, b=1, c=1), taken=0) == Close(1)
 
 
 @pytest.mark.parametrize(

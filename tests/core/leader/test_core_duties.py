@@ -376,6 +376,38 @@ def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
     assert keys(found) == ["lost/a.1/3", "wheel/a.1"]
 
 
+def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
+    """A crash of all operating systems took frames that were already taken."""
+    state = nodes_of().apply_all([wheel_record(A1, ABC)])
+    state = replace(state, progress=Progress(NOW_MS, None, {A1: 8}, 10))
+    answers = [
+        Promise(n, f"disk-{n}", Fence("a", 1), {A1: s}, all_incomplete=True)
+        for n, s in (("a", 6), ("b", 5), ("c", 6))
+    ]
+    reported = [
+        using(n, 2 if n == "a" else 1, wheels={A1: wheel_heartbeat(s)})
+        for n, s in (("a", 6), ("b", 6), ("c", 6))
+    ]
+    found = look_at(state, *reported, answers=answers)
+    assert found.closed == {}
+    assert found.missing == {(A1, 7), (A1, 8)}
+    lacks = {(A1, seq): frozenset("abc") for seq in (7, 8)}
+    found = look_at(state, *reported, answers=answers, **lacked(lacks))
+    assert (found.closed, found.lost) == ({A1: 8}, FrameSet.of([(A1, 7), (A1, 8)]))
+    assert found.missing == set()
+
+
+def test_a_left_wheel_is_fenced_then_closed() -> None:
+    state = committed((A1, None), (A2, None))
+    reported = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(7)})
+    found = look(state, reported)
+    assert (found.fences, found.closed, keys(found)) == ([Fence("a", 1)], {}, [])
+    answer = Promise("a", "disk-a", Fence("a", 1), {A1: 7})
+    found = look(state, reported, answers=[answer])
+    assert (found.fences, found.closed, keys(found)) == ([], {A1: 7}, ["wheel/a.1"])
+    assert state.apply_all(found.records).wheels[A1].closed_at == 7
+
+
 @pytest.mark.parametrize(
     ("reported", "seq", "position", "gone"),
     [

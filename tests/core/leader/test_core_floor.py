@@ -50,6 +50,7 @@ def test_each_gate_holds_the_floor() -> None:
     assert floor_of(view(reported={})) == 10
     assert floor_of(view(published={A1: 4})) == 10
     assert floor_of(view(published={})) == 10
+    assert floor_of(view(published={}, reported={A1: Seal(500, 1)})) == 10
     assert floor_of(view(progress=Progress(1_000_000, None, {A1: 4}, floor=10))) == 10
     assert floor_of(view(wheels={})) == 900
 

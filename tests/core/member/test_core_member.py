@@ -193,6 +193,17 @@ def test_the_open_wheel_seals_by_the_leaders_clock_and_rests_without_one() -> No
     assert admitted(node, A1, seal_slot=sealed)
 
 
+def test_a_spares_seal_is_saved_once_a_second_also_when_that_fails() -> None:
+    node = alone()
+    wheels = {A1: record_of("a"), A2: record_of("a")}
+    node.store.refuses = {Save}
+    saves = 0
+    for _ in range(20):
+        node.cleaner_reports(node.cleaner(wheels, role=Role.LEADING))
+        saves += kinds(node.tick()).count(Save)
+    assert saves == 2
+
+
 def test_a_wheel_opens_with_the_seal_that_it_reported_as_a_spare() -> None:
     spare = Spare(A1, SLOT + 500, {"a": disk_of("a")}, 1)
     node = FakeNode("a", "a", store=FakeStore(state_of("a", last_number=1, spare=spare)))

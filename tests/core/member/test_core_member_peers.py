@@ -323,6 +323,23 @@ def test_a_wheel_that_names_another_storage_is_not_doubted() -> None:
     assert _incomplete(node) == [B1]
 
 
+def test_what_a_mirror_said_before_it_crashed_does_not_count_once_its_boot_is_heard() -> None:
+    world = cluster()
+    node = world["a"]
+    world.cut = {("a", "b"), ("a", "c")}
+    node.write(2)
+    world.run(100)
+    node.receive("b", Gossip(heartbeat_of("b", boot="boot-2", start=2)))
+    assert node.status().heartbeat.heard["b"].boot == "boot-2"
+    node.receive("b", Applied(A1, "disk-b", "boot-b", 2))
+    node.disconnect("c")
+    world.run(1_500)
+    assert node.acknowledged == {}
+    node.receive("b", Applied(A1, "disk-b", "boot-2", 2))
+    node.tick()
+    assert node.acknowledged == {A1: 2}
+
+
 def test_an_answer_says_which_wheels_may_be_incomplete() -> None:
     node = _mirror_of_b(held=2, incomplete=(B1, WheelId("c", 1)))
     node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
