@@ -585,6 +585,26 @@ def test_what_another_writer_has_left_was_closed_before_its_sync(closed: list[bo
     assert closed == [True, False]
 
 
+def test_an_origin_that_is_closed_while_it_is_swept_leaves_its_checkpoint_to_the_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the copy's would say that the segments which the origin has deleted since are lost."""
+    small_segments(monkeypatch, 2)
+    pair = Pair()
+    disk, origin = pair.origin_disk, pair.origin
+    origin.raise_floor(BASE_SLOT + 3)
+    deleting = origin.delete_finished(Undeletable())
+    assert [next(deleting) for _ in range(3)] == [BASE_SLOT, BASE_SLOT + 1, BASE_SLOT + 2]
+    origin.close()
+    copy = open_copy(disk, DATA, pair.wheel, HandleCache(disk, 2))
+    list(deleting)
+    copy.checkpoint()
+    copy.close()
+    floor = BASE_SLOT + 3
+    recovered = recover_wheel(disk, DATA, pair.wheel, os_crashed=False, floor=floor)
+    assert recovered == Recovered(5, [], NO_SEQS)
+
+
 def test_what_is_written_again_was_closed_before_its_sync(closed: list[bool]) -> None:
     pair = Pair()
     pair.append(pair.copies[:2])
