@@ -14,10 +14,13 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.server.access.callers import ANYBODY, CallContext
 from delaywheel_replica.server.changing.cancels import CancelMany
+from delaywheel_replica.server.changing.pending import Decided
+from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.search import Page
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.server.server_process import ServerProcess
@@ -165,3 +168,44 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
         pb.CancelManyResponse(looked=pb.Looked(node="n1"))
     ] * 8
     await many.cancel_many(asked(b"k"), CallContext(ANYBODY, ""))
+
+
+async def test_half_messages_are_left_alone_and_counted() -> None:
+    """Their senders would hear that they are committed, and nothing would be delivered."""
+    states = [
+        pb.MESSAGE_STATE_HELD,
+        pb.MESSAGE_STATE_PENDING,
+        pb.MESSAGE_STATE_COMMITTED,
+        pb.MESSAGE_STATE_ROLLED_BACK,
+    ]
+    found = [
+        pb.StoredMessage(
+            handle=f"n1.1:1:{n:032x}:orders",
+            id=bytes([n] * 16),
+            due_ms=1,
+            state=state,
+            topic="orders",
+        )
+        for n, state in enumerate(states)
+    ]
+    named: list[list[bytes]] = []
+
+    async def page(_: object, __: str) -> Page:
+        return Page(found)
+
+    async def cancel(references: list[Reference], _: float, _sharer: object) -> list[Decided]:
+        named.append([each.id for each in references])
+        return [Decided(CancelDecision.CANCELLED)] * len(references)
+
+    view: Any = SimpleNamespace(
+        cleaner=SimpleNamespace(leading=object, status=None),
+        status=lambda: SimpleNamespace(heartbeat=SimpleNamespace(node="n1")),
+    )
+    search: Any = SimpleNamespace(page=page)
+    finder: Any = SimpleNamespace(leader_address=lambda _: None)
+    groups: Any = SimpleNamespace(cancel=cancel)
+    many = CancelMany(view, finder, search, groups, cast("Any", None))
+    answer = await many.cancel_many(asked(b"k"), CallContext(ANYBODY, ""))
+    assert named == [[found[1].id]]
+    assert [result.handle for result in answer.results] == [found[1].handle]
+    assert answer.halves == 2
