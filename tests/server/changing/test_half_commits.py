@@ -12,16 +12,22 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.rights import EVERYTHING, Granted, Right, Rights
 from delaywheel_replica.server.access.callers import CallContext, Caller
+from delaywheel_replica.server.changing import half_commits
 from delaywheel_replica.server.changing.half_commits import HalfCommits
+from delaywheel_replica.server.changing.pending import DecisionBasis
 from delaywheel_replica.server.commit.committer import GROUP_BYTES, Committed
 from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.server.well import cleaner_status
 
 WHEEL, LEADERS = WheelId("n1", 1), WheelId("n2", 1)
 NODE = CallContext(Caller("n2", "node", lambda: EVERYTHING), "n2")
@@ -160,3 +166,54 @@ async def test_a_half_is_released_by_the_next_commit_if_none_was_written(*, leav
     (await answers.get()).set_result(Committed(WHEEL, 1, {}))
     assert (await again).results[0].outcome == pb.COMMIT_OUTCOME_COMMITTED
     assert kinds == [Kind.RELEASES] * 2
+
+
+class Looks:
+    """What is found of halves, one look after another."""
+
+    def __init__(self, *cancels: list[Position], held: int = 1) -> None:
+        self._left = list(cancels)
+        self._held = held
+
+    async def find_many(self, named: list[Reference], sharer: object) -> list[Found]:
+        assert sharer == NODE.sharer
+        cancels = self._left.pop(0)
+        assert len(named) == 1, "no other half is looked for"
+        return [Found((named[0].due_ms or 0,), [Position(WHEEL, 1, 0)], cancels)]
+
+    def basis(self) -> DecisionBasis:
+        record, held = wheel_record_of("n1", "n2"), wheel_heartbeat(self._held)
+        progress = Progress(0, None, {WHEEL: 1, LEADERS: 1})
+        status = cleaner_status(progress=progress, wheels={WHEEL: record, LEADERS: record})
+        own = heartbeat("n1", wheels={WHEEL: held, LEADERS: held})
+        return DecisionBasis(wall_ms(), status, None, leading=False, clock_skew_ms=0).of_look(own)
+
+
+@pytest.mark.parametrize(
+    ("looks", "outcome"),
+    [
+        (Looks([TAKEN]), pb.COMMIT_OUTCOME_ROLLED_BACK),
+        (Looks([NOT_YET], [TAKEN]), pb.COMMIT_OUTCOME_ROLLED_BACK),
+        (Looks([NOT_YET], [NOT_YET]), pb.COMMIT_OUTCOME_COMMITTED),
+        (Looks([TAKEN], held=0), pb.COMMIT_OUTCOME_COMMITTED),
+        (Looks([]), pb.COMMIT_OUTCOME_COMMITTED),
+    ],
+    ids=["counts", "counts soon", "is undecided for long", "is not known to count", "is another's"],
+)
+async def test_a_commit_behind_a_cancel_says_so(
+    looks: Looks, outcome: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not written. Of a half whose second has none, nothing is looked for."""
+    monkeypatch.setattr(half_commits, "AGAIN_S", 0)
+    undecided_s = 0 if outcome == pb.COMMIT_OUTCOME_COMMITTED else 60
+    monkeypatch.setattr(half_commits, "CANCEL_WAIT_S", undecided_s)
+    wrote, due_ms = Wrote(), wall_ms() + 3_000
+    commits = commits_of(wrote, queries=looks, near_cancels=[due_ms], basis_of_look=looks.basis)
+    halves = [
+        pb.HalfRef(id=b"c" * 16, topic="orders", due_ms=due_ms),
+        pb.HalfRef(id=b"d" * 16, topic="orders", due_ms=due_ms + 1_000),
+    ]
+    answer = await commits.commit(pb.CommitRequest(halves=halves), NODE)
+    told = [result.outcome for result in answer.results]
+    assert told == [outcome, pb.COMMIT_OUTCOME_COMMITTED]
+    assert len(wrote.requests) == told.count(pb.COMMIT_OUTCOME_COMMITTED)

@@ -816,6 +816,24 @@ def test_a_reader_finds_the_rows_of_a_segment_that_moved_without_asking_for_the_
     assert not reader.holes_anywhere(5, NO_SEQS)
 
 
+def test_a_slot_file_moves_once_all_frames_of_a_bad_page_have_come() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:4])
+    pair.disk.spoil(pair.slot_path(), 0, 1)  # of frames 1 and 3; 5 goes behind them
+    with pytest.raises(OSError, match=r"\.slot"):
+        pair.append(pair.copies)
+    assert pair.mirror.missing == SeqSet.of([1, 3])
+    assert [fault.reason for fault in pair.repair(pair.copies[:1])] == [DamageReason.UNREADABLE]
+    assert pair.mirror.not_returned == SeqSet.of([1])
+    assert pair.repair(pair.copies[2:3]) == []
+    assert not pair.mirror.missing
+    assert pair.append(pair.copies) is None
+    pair.assert_same()
+    pair.mirror.checkpoint()
+    pair.disk.lose_unsynced()
+    assert pair.reopened(os_crashed=True) == Recovered(5, [], NO_SEQS)
+
+
 def test_a_slot_file_moves_off_a_page_that_large_frames_share() -> None:
     pair = Pair((0, 0), value_bytes=3 << 20)
     pair.append(pair.copies)
