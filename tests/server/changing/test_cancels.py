@@ -16,6 +16,7 @@ from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY, CallContext
@@ -23,6 +24,7 @@ from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.passed_on import PassedChanges
+from delaywheel_replica.server.changing.pending import Decided
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
@@ -180,6 +182,15 @@ def found(*cancels: Position) -> Found:
     return Found(copies=[COPY], cancels=list(cancels))
 
 
+@pytest.mark.parametrize("others_have_none", [False, True])
+async def test_not_found_is_what_others_do_not_have_either(*, others_have_none: bool) -> None:
+    """One of two wheels with two members, of which one is enough, is not closed: both must know."""
+    site = Site([Found()], others={1: others_have_none})
+    answer = pb.CANCEL_OUTCOME_NOT_FOUND if others_have_none else Reason.NOT_UP_TO_DATE
+    assert await site.cancel() == answer
+    assert site.sharers == [CALL.sharer]
+
+
 async def test_what_a_node_passes_on_is_asked_about_for_those_who_named_it() -> None:
     """One of its callers had those of all others refused."""
     site = Site([Found()], others={1: True})
@@ -191,6 +202,20 @@ async def test_what_a_node_passes_on_is_asked_about_for_those_who_named_it() -> 
     async with site.serving() as cancels:
         await cancels.cancel(request, CallContext(A_NODE, "n2's", WAIT_S))
     assert site.sharers == [("n2's", 7), ("n2's", 8)]
+
+
+@pytest.mark.parametrize("is_asked_only", [False, True])
+async def test_what_is_deleted_while_it_is_looked_for_is_too_late_as_well(
+    *, is_asked_only: bool
+) -> None:
+    """That nothing was found of it does not mean that it was never accepted."""
+    site = Site([Found()], others={1: True})
+    site.during.append(site.finish)
+    if is_asked_only:
+        named = Reference(site.due_ms // 1000, bytes(16), "orders", site.due_ms)
+        assert await site.finder().known([named], "one") == [Decided(CancelDecision.TOO_LATE)]
+    else:
+        assert await site.cancel() == pb.CANCEL_OUTCOME_TOO_LATE
 
 
 async def test_what_was_delivered_is_said_to_be() -> None:
