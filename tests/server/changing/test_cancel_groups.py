@@ -371,6 +371,27 @@ async def test_who_asks_again_joins_the_first_attempt() -> None:
     assert groups.kept == 0
 
 
+@pytest.mark.parametrize("name", [named(1), named(1)._replace(wheel=OWN)], ids=["same", "other"])
+async def test_who_joins_a_look_is_not_told_that_it_found_nothing(name: Reference) -> None:
+    """The message may have been accepted since that look, before this caller asked."""
+    site = Site(absent={named(1).id})
+    async with site.serving() as groups:
+        first = [asyncio.create_task(groups.cancel([named(1)], 9)) for _ in range(2)]
+        await site.until(lambda: site.looked_up == [1])
+        later = [asyncio.create_task(groups.cancel([named(1)], 9))]
+        site.goes_on.set()
+        await site.until(lambda: groups._on_other_nodes.taken)
+        site.absent.clear()
+        later.append(asyncio.create_task(groups.cancel([name], 9)))
+        await site.until(lambda: name == named(1) or len(site.looked_up) == 2)
+        await asyncio.sleep(0)
+        site.others_answer.set()
+        not_found, unknown = Decided(CancelDecision.NOT_FOUND), Refusal(Reason.NOT_UP_TO_DATE)
+        assert [await call for call in first] == [[not_found]] * 2
+        assert [await call for call in later] == [[unknown]] * 2
+    assert groups.kept == 0
+
+
 async def test_who_asks_again_joins_a_group_in_which_a_message_has_two_names() -> None:
     site = Site()
     site.goes_on.set()

@@ -327,6 +327,31 @@ def deciding(
     )
 
 
+async def test_who_joins_a_look_is_not_told_that_it_found_nothing() -> None:
+    """The message may have been accepted since that look, before this caller asked."""
+    reference = Reference.of(MessageKey(bytes(16), in_ms(3_000), "t"))
+    others_answer = asyncio.Event()
+
+    async def decide(_subject: Subject, _sharer: object) -> Decided:
+        await others_answer.wait()
+        return Decided(CancelDecision.NOT_FOUND)
+
+    reschedules = deciding(
+        find=AsyncMock(return_value=Subject(reference, reference, Found())),
+        decide=decide,
+    )
+    due = pb.NewDue(message=named(f"n1.1:5:{7:032x}:t"), deliver_at_ms=in_ms(60_000))
+    request = pb.RescheduleRequest(messages=[due, due])
+    first = asyncio.create_task(reschedules.reschedule(request, CallContext(ANYBODY, "", 10)))
+    await settle()
+    later = asyncio.create_task(reschedules.reschedule(request, CallContext(ANYBODY, "", 10)))
+    await settle()
+    others_answer.set()
+    outcomes = [each.outcome for each in (await first).results]
+    assert outcomes == [pb.RESCHEDULE_OUTCOME_NOT_FOUND] * 2
+    assert [each.error.reason for each in (await later).results] == [Reason.NOT_UP_TO_DATE] * 2
+
+
 async def test_who_names_many_messages_waits_behind_others_and_leaves_them_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
