@@ -101,6 +101,17 @@ def test_with_synced_groups_a_new_boot_loses_nothing() -> None:
     assert not opened(disk, "boot-2", sync_groups=True).state.all_incomplete
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_what_was_acknowledged_without_a_sync_is_doubted_until_it_is_synced(before: bool) -> None:
+    disk = SimulatedDisk()
+    opened(disk, sync_groups=before).mirror(CARD, bundled(written_elsewhere()))
+    disk.restart()
+    looked_into(disk, sync_groups=not before)
+    disk.restart()
+    disk.lose_unsynced()
+    assert looked_into(disk, "boot-2", sync_groups=True).state.all_incomplete
+
+
 def test_all_that_a_synced_start_has_verified_survives_a_new_boot() -> None:
     disk = SimulatedDisk()
     opened(disk).mirror(CARD, bundled(written_elsewhere()))
