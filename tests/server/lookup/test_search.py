@@ -110,6 +110,27 @@ def test_a_call_reads_so_much_and_the_next_one_goes_on_from_there() -> None:
     assert page.looked("a").to_slot == BASE_SLOT + 2
 
 
+def test_pages_have_each_message_once_in_the_order_of_seconds() -> None:
+    folder = Folder()
+    late, early = [[message(n, slot=BASE_SLOT + s) for n in range(9)] for s in (2, 0)]
+    folder.write(A1, late, early)
+    ids = [each.id for each in (*early, *late)]
+    for page_size in (1, 4, 9, 100):
+        assert folder.all(Wanted(), page_size=page_size)[0] == ids
+
+
+def test_what_is_done_or_cancelled_or_sent_again_is_not_found() -> None:
+    folder = Folder()
+    first, second, third = (message(n) for n in (10, 20, 30))
+    folder.write(A1, [first, second], cancels=(third,))
+    folder.write(B1, [second, third])
+    assert folder.all(Wanted())[0] == [first.id, second.id]
+    folder.progress = Progress(first.due_ms, None, {A1: 1})
+    assert folder.all(Wanted())[0] == [second.id]
+    folder.progress = Progress(second.due_ms, None, {A1: 1})
+    assert folder.all(Wanted())[0] == [second.id]  # a late copy, which no leader has taken yet
+
+
 def test_a_page_is_complete_once_what_is_missing_is_known_to_be_lost() -> None:
     """It never was again, where a page had messages: their cancels were looked for among it."""
     folder = Folder()
