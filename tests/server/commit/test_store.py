@@ -320,6 +320,18 @@ def test_a_file_that_somebody_else_deleted_is_reported_no_more() -> None:
         assert store.undeletable.paths == known
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_of_a_synced_group_that_failed_half_way_nothing_counts(error: int) -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, sync_groups=True)
+    open_own(store)
+    disk.faults.append(Fault("write", error, f"{BASE_SLOT + 2}.slot"))
+    with pytest.raises(WheelBroken) as broken:
+        write(store, 0, 2)
+    assert len(broken.value.done.bundle) == 0
+    assert store.top_slot == BASE_SLOT
+
+
 def test_a_sync_that_fails_while_its_wheel_is_left_is_not_missed() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
