@@ -150,6 +150,16 @@ def test_a_row_that_cannot_be_read_is_waited_for_since_it_was_first_found(
     assert look_at(wheels.disk, wheels.data, finished, over_ms, rows, floor=0).lost == [hole(1, 3)]
 
 
+def test_what_is_finished_is_not_lost(wheels: Wheels) -> None:
+    write(wheels, 4, seconds=2)
+    for slot in (SECOND, SECOND + 1):
+        layout.slot_path(layout.wheel_folder(wheels.data, A1), slot).unlink()
+    arguments = wheels.disk, wheels.data, of_a1(1, 4), NOW_MS, UnreadableRows()
+    looked = look_at(*arguments, floor=SECOND + 1)
+    assert [lost.seq for lost in looked.lost] == [2, 4]
+    assert looked.kept == FrameSet.of([(A1, 1), (A1, 3)])
+
+
 def test_a_row_that_could_be_read_meanwhile_is_waited_for_again() -> None:
     rows, three, one = UnreadableRows(), SeqSet([(1, 3)]), SeqSet.of([2])
     assert rows.waited_for(A1, three, three, NOW_MS) == three

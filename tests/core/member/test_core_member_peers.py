@@ -8,6 +8,8 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.node.events import (
     CloseWheel,
+    DiskReported,
+    DiskState,
     LeaveWheel,
     Mirror,
     Mirrored,
@@ -143,6 +145,22 @@ def test_missing_frames_are_fetched_and_repaired() -> None:
     effects = node.receive("c", frames_of(B1, 2, 2, request=1))
     assert [type(effect) for effect in effects if isinstance(effect, Repair)] == [Repair]
     assert node.status().heartbeat.wheels[B1].missing == NO_SEQS
+
+
+def test_a_mirror_whose_disk_accepts_no_frames_takes_and_fetches_none() -> None:
+    node = _mirror_of_b(held=1)
+    node.receive("b", Gossip(heartbeat_of("b", open=B1, wheels={B1: wheel_heartbeat(3)})))
+    node.step(DiskReported(DiskState.DISK_OUT))
+    node.receive("b", frames_of(B1, 2, 2))
+    for _ in range(3):
+        node.tick()
+    assert messages(node, Fetch) == []
+    assert node.store.frames[B1].keys() == {1}
+    node.step(DiskReported(DiskState.ROOM))
+    node.tick()
+    assert messages(node, Fetch) == [("b", Fetch(1, B1, 2, 3))]
+    node.receive("b", frames_of(B1, 2, 2))
+    assert node.store.frames[B1].keys() == {1, 2}
 
 
 def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None:
