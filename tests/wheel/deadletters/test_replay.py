@@ -20,8 +20,10 @@ from delaywheel.deadletters import (
     LetterCounts,
     LetterPlace,
     LetterState,
+    Replay,
     Selection,
     settling,
+    topic,
 )
 from delaywheel.deadletters.counting import Settled
 from delaywheel.deadletters.writing import LetterWriter
@@ -36,6 +38,7 @@ from support.kafka.read_committed import (
     set_topic,
     wait_decided,
 )
+from support.services.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -125,10 +128,7 @@ def test_records_of_an_ingress_topic_go_back_to_where_they_are_read(
     limits = IngressLimits(1_000, 1_000)
 
     def replay(said: IngressLimits) -> Settled:
-        note = TopicPartition(ingress, 0, 0, said.as_note())
-        leader = Consumer({"bootstrap.servers": kafka.address, "group.id": ingress})
-        leader.commit(offsets=[note], asynchronous=False)
-        leader.close()
+        _say(kafka, ingress, said)
         producer = Producer({"bootstrap.servers": kafka.address})
         for number in range(9):
             headers: dict[str, str | bytes | None] = {
@@ -150,6 +150,46 @@ def test_records_of_an_ingress_topic_go_back_to_where_they_are_read(
     assert replay(limits).done == 18
     found = read_all(kafka.address, ingress, at_least=27, partitions=3)
     assert len({message.partition() for message in found}) > 1
+
+
+def test_a_claim_hears_that_an_ingress_topic_is_read_again(
+    kafka: KafkaBroker, cluster_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer of letters keeps its claim for weeks, and what it was told for seconds."""
+    monkeypatch.setattr(topic, "KNOWN_S", 0.1)
+    ingress, dead = f"delaywheel-{cluster_id}-ingress", f"delaywheel-{cluster_id}-dead"
+    create_topic(kafka.address, dead, partitions=1)
+    headers: dict[str, str | bytes | None] = {
+        "dw-dead-reason": b"SLOT_FULL",
+        "dw-dead-origin": f"{ingress}/0/5",
+    }
+    producer = Producer({"bootstrap.servers": kafka.address})
+    producer.produce(dead, b"v", b"k", headers=headers)
+    assert producer.flush(30) == 0
+    with (
+        DeadLetterTopic(dead, {"bootstrap.servers": kafka.address}) as letters,
+        letters.claimed() as (bounds, settling),
+    ):
+        (letter,) = letters.read(Selection(), bounds)
+
+        def why() -> str | None:
+            return settling.take(letter, Replay())
+
+        assert why() == f"TOPIC_MISSING: {ingress}"
+        create_topic(kafka.address, ingress, partitions=1)
+        _say(kafka, ingress, IngressLimits(1_000, 1_000, is_read=False))
+        unread = f"INGRESS_UNREAD: no leader reads {ingress}"
+        wait_until("it is known that the topic is there", lambda: why() == unread, timeout_s=20)
+        _say(kafka, ingress, IngressLimits(1_000, 1_000))
+        wait_until("it is known that it is read", lambda: why() is None, timeout_s=20)
+
+
+def _say(kafka: KafkaBroker, ingress: str, limits: IngressLimits) -> None:
+    """Notes, as a leader does, what ingress takes."""
+    leader = Consumer({"bootstrap.servers": kafka.address, "group.id": ingress})
+    note = TopicPartition(ingress, 0, 0, limits.as_note())
+    leader.commit(offsets=[note], asynchronous=False)
+    leader.close()
 
 
 @pytest.mark.parametrize("step", killed_replay.STEPS)

@@ -41,6 +41,9 @@ RETRY_S: Final = 0.02
 CLAIMS: Final = 3
 """How often a claim is attempted."""
 
+KNOWN_S: Final = 10.0
+"""How long it counts what a topic was found to be: a consumer's claim may last for weeks."""
+
 _INGRESS_UNREAD = "INGRESS_UNREAD"
 
 
@@ -238,8 +241,8 @@ class DeadLetterTopic:
         for begin in range(0, len(marks.obsolete), BATCH_LETTERS):
             writer.forget([(key, None) for key in marks.obsolete[begin : begin + BATCH_LETTERS]])
         origins = Origins(self._client, timeout_s=self._timeout_s)
-        obstacle = lru_cache(MOST_TOPICS)(self._obstacle)
-        limits = lru_cache(MOST_TOPICS)(self._ingress_limits)
+        obstacle = lru_cache(MOST_TOPICS)(lambda topic, _: self._obstacle(topic))
+        limits = lru_cache(MOST_TOPICS)(lambda topic, _: self._ingress_limits(topic))
 
         def record_or_obstacle(letter: Letter, decision: Replay) -> Outgoing | str:
             whole = origins.whole(letter)
@@ -251,9 +254,10 @@ class DeadLetterTopic:
                 as_new=decision.as_new,
                 is_traced=self._trace is not None,
             )
-            why = obstacle(record.topic)
+            while_known = record.topic, time.monotonic() // KNOWN_S
+            why = obstacle(*while_known)
             goes_back = letter.is_of_ingress and decision.to is None
-            taken = limits(record.topic) if goes_back and why is None else None
+            taken = limits(*while_known) if goes_back and why is None else None
             if taken is None:
                 return why or record
             if not taken.is_read:
