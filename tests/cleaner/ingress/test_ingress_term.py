@@ -378,6 +378,30 @@ def test_without_topics_nothing_is_read_but_what_was_announced(site: Site) -> No
     assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
 
 
+def test_a_fault_of_a_search_goes_though_nothing_is_left_to_be_found(site: Site) -> None:
+    """Kafka did not answer while the last announced record of a former topic was taken."""
+    site.settings = replace(site.settings, topics=frozenset())
+    site.topics.send(*asked(2_000))
+    announced = IngressRecord("id", 0, SeqSet.of([0]), {})
+    site.state = site.state.apply_all([ingress_record(AT, announced)])
+    site.lead("a")
+    site.take_in()
+    site.topics.is_away = True
+    site.pass_ms(11_000)
+    site.take_in()
+    (fault,) = site.ingress.faults
+    assert fault == "the ingress topics cannot be found: no answer"
+    assert site.server is not None
+    site.server.answer(RecordAnswer.HELD)
+    site.run_until_idle()
+    assert site.offsets[AT] == 1
+    site.topics.is_away = False
+    site.pass_ms(11_000)
+    for _ in range(2):
+        site.take_in()
+    assert site.ingress.faults == ()
+
+
 def test_where_the_topic_is_switched_off_its_group_says_so(site: Site) -> None:
     """Beside the offset that consumers look at; or they would go on to write there."""
     for at, next_offset in ((AT, 7), ((TOPIC, 1), 0)):

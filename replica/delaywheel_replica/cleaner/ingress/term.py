@@ -318,7 +318,7 @@ class Ingress:
         if self._term is None:
             self._begin(state)
         is_recreated = self._reader is not None and bool(self._reader.recreated)
-        if has_topics:
+        if has_topics or self._search.faults:  # which the next search may end
             self._search.look(frozenset(announced), is_urgent=is_recreated)
         found = self._search.found()
         if found is not None:
