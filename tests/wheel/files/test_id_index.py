@@ -282,6 +282,34 @@ def test_a_reader_finds_what_was_repaired_behind_a_gap() -> None:
     assert [frame.seq for frame in reader.slot_frames(BASE_SLOT, 2, lost=lost)] == [2]
 
 
+def test_a_damaged_frame_of_a_kept_second_is_found_once_it_is_repaired() -> None:
+    disk, other_disk = SimulatedDisk(), SimulatedDisk()
+    origin = new_wheel(other_disk, DATA)
+    for number in (1, 2):
+        origin.append(columns_of([message(number)]), accepted_at_ms=ACCEPTED_AT_MS)
+    make_wheel(disk, DATA, origin.meta)
+    copy = open_copy(disk, DATA, origin.wheel, HandleCache(disk, 2))
+    copies = copies_of(other_disk, DATA, origin.wheel)
+    copy.append(bundled(copies))
+    path = layout.slot_path(layout.wheel_folder(DATA, origin.wheel), BASE_SLOT)
+    disk.flip_bit(path, 8 * len(copies[0].content) + 700)  # in the second frame
+    reader = WheelReader(disk, DATA, origin.wheel)
+    index = IdIndex(lambda _: reader)
+    ids = SoughtIds.of([message(number).id for number in (1, 2)], ["topic"] * 2)
+
+    def look() -> tuple[int, bool]:
+        index.follow({origin.wheel: 2}, lambda _: NO_SEQS)
+        found = index.look([BASE_SLOT], ids)
+        return len(found.rows), bool(found.damaged)
+
+    assert look() == look() == (1, True)
+    assert (len(index), index.built) == (1, 1)
+    copy.note_damaged(2)
+    copy.repair(bundled(copies))
+    assert look() == (2, False)
+    assert index.built == 2
+
+
 def test_a_second_that_is_too_long_is_read_for_each_question() -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
