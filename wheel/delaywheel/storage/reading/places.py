@@ -340,7 +340,8 @@ class _RowsBehind:
         These are the number of each frame's slot, seqs and rows, slot after slot.
         """
         near = self._slots[: self._count]
-        at = np.flatnonzero((near >= slots[0]) & (near <= slots[-1]))
+        # Beside an int64, numpy would widen all of them first.
+        at = np.flatnonzero((near >= int(slots[0])) & (near <= int(slots[-1])))
         seqs, rows = self._first_seq + at, checked_rows(self._rows[at])
         numbers = slots.searchsorted(near[at])
         kept = (
