@@ -139,6 +139,14 @@ def test_a_stream_waits_where_a_call_would_be_refused(server: ServerProcess) -> 
     assert all(len(answer.results) == 20 for answer in answers)
 
 
+def test_a_long_list_of_slots_says_where_it_goes_on(server: ServerProcess) -> None:
+    slot = now_ms() // 1000 + 500
+    server.produce(*[row(deliver_at_ms=(slot + number) * 1000) for number in range(5)])
+    listed = server.stub.ListSlots(pb.ListSlotsRequest(from_slot=slot, limit=3))
+    assert [row.slot for row in listed.slots] == [slot, slot + 1, slot + 2]
+    assert listed.next_slot == slot + 3
+
+
 def test_a_damaged_frame_that_somebody_comes_upon_ends_its_wheel(tmp_path: Path) -> None:
     """An origin that cannot serve a frame of its own opens its spare; the leader learns of it."""
     with ServerProcess(tmp_path / "n1") as server:
