@@ -1,5 +1,6 @@
 """The index of ids against fresh scans of the files, whatever happens to these in between."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -343,3 +344,24 @@ def test_what_a_wheel_gains_is_found_though_the_last_second_of_all_is_asked_abou
         wheel.append(columns_of([message(number, slot=slot)]), accepted_at_ms=ACCEPTED_AT_MS)
     assert [look(slot) for slot in (BASE_SLOT, last_slot, BASE_SLOT + 1)] == [[0], [0], [0, 1]]
     assert index.built == 3
+
+
+def test_a_question_copies_no_unread_frames_of_other_seconds() -> None:
+    """There may be 65,536 of them, and copying these takes ten times as long as the answer."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, max_frame_messages=1)
+    reader = WheelReader(disk, DATA, wheel.wheel)
+    index = IdIndex(lambda _: reader)
+    ids = SoughtIds.of([message(1).id], ["topic"])
+    index.follow({wheel.wheel: 0}, lambda _: NO_SEQS)
+    index.look([BASE_SLOT, BASE_SLOT + 1], ids)
+    others = columns_of([message(number, slot=BASE_SLOT + 1) for number in range(4_000)])
+    wheel.append(others, accepted_at_ms=ACCEPTED_AT_MS)
+    index.follow({wheel.wheel: wheel.last_seq}, lambda _: NO_SEQS)
+    tracemalloc.start()
+    try:
+        index.look([BASE_SLOT], ids)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < INDEX_ROW_LENGTH_BYTES * 4_000

@@ -72,6 +72,9 @@ NEW_ROWS_AT_MOST: Final = 1 << 16
 """So many new rows of a wheel are examined; beyond, the seconds are read again."""
 UNREAD_AT_MOST: Final = 1 << 16
 """So many frames of seconds that are kept may be unread."""
+_PARTS: Final = 16
+"""So many parts of a wheel's unread frames are joined."""
+
 _SPARED: Final = 7 / 8
 """Of the bound, what is kept when seconds have to go: each time costs a pass through all rows."""
 
@@ -338,7 +341,10 @@ class IdIndex:
 
 
 class _Journal:
-    """Index rows of frames that were not read yet, of all seconds together."""
+    """Index rows of frames that were not read yet, of all seconds together.
+
+    Each question takes some: those that stay are not copied, and a row that was taken has length 0.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -349,32 +355,43 @@ class _Journal:
         """Adds frames; returns the seconds to forget, since too many frames are unread."""
         if not len(places[0]):
             return []
-        self._parts.setdefault(wheel, []).append(places)
+        parts = self._parts.setdefault(wheel, [])
+        parts.append(places)
+        if len(parts) > _PARTS:
+            parts[:] = [_chosen(parts, [rows["length"] > 0 for _, rows in parts])]
         self._unread += len(places[0])
         if self._unread <= self._most:
             return []
-        unread = [rows["slot"] for parts in self._parts.values() for _, rows in parts]
-        slots: list[int] = np.unique(np.concatenate(unread)).tolist()
+        every = [rows for parts in self._parts.values() for _, rows in parts]
+        slots: list[int] = np.unique(
+            np.concatenate([rows["slot"][rows["length"] > 0] for rows in every])
+        ).tolist()
         return slots
 
     def take(self, slots: Collection[int]) -> list[tuple[WheelId, Places]]:
         """Removes the frames of some seconds, and returns them by wheel, ascending by seq."""
         taken: list[tuple[WheelId, Places]] = []
-        if not self._unread:
-            return taken
+        wanted = _numbers(slots)
         for wheel, parts in self._parts.items():
-            seqs = np.concatenate([seqs for seqs, _ in parts])
-            rows = np.concatenate([rows for _, rows in parts])
-            at = np.isin(rows["slot"], _numbers(slots))
-            if at.any():
-                taken.append((wheel, (seqs[at], rows[at])))
-            self._parts[wheel] = [(seqs[~at], rows[~at])]
+            marks = [np.isin(rows["slot"], wanted) & (rows["length"] > 0) for _, rows in parts]
+            if any(marked.any() for marked in marks):
+                taken.append((wheel, _chosen(parts, marks)))
+                for (_, rows), marked in zip(parts, marks, strict=True):
+                    rows["length"][marked] = 0
         self._unread -= sum(len(seqs) for _, (seqs, _) in taken)
+        if not self._unread:
+            self._parts.clear()
         return taken
 
     def clear(self) -> None:
         self._unread = 0
         self._parts.clear()
+
+
+def _chosen(parts: list[Places], marks: list[NDArray[np.bool_]]) -> Places:
+    """Returns the marked frames, in one part."""
+    chosen = [(seqs[at], rows[at]) for (seqs, rows), at in zip(parts, marks, strict=True)]
+    return np.concatenate([seqs for seqs, _ in chosen]), np.concatenate([r for _, r in chosen])
 
 
 def _numbers(slots: Collection[int]) -> NDArray[np.uint32]:
