@@ -73,7 +73,7 @@ class _Sink:
         producers = LeaderProducers.__new__(LeaderProducers)
         producer = TransactionalProducer.__new__(TransactionalProducer)
         producer._producer = self._producer  # noqa: SLF001 - neither init nor a transaction
-        producer._failed = None  # noqa: SLF001
+        producer._failed, producer._has_messages = None, False  # noqa: SLF001
         producers._producers = {0: producer}  # noqa: SLF001
         self.port = producers
 
