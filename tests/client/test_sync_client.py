@@ -23,6 +23,7 @@ from delaywheel import (
     TimedOutError,
     Tls,
 )
+from delaywheel.client import calls
 from delaywheel.client.exchange.channel import Credentials
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.transport.port import Line, finished
@@ -48,6 +49,24 @@ GIVE_UP_S = 2.0
 
 def messages(count: int) -> list[Message]:
     return [Message("t", b"value", delay=SOON) for _ in range(count)]
+
+
+def test_who_is_interrupted_as_it_begins_to_ask_whether_a_node_listens_leaves_nobody_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeService() as service, Client(service.address) as client:
+        known = client._calls._lines
+
+        def now_s() -> float:
+            if any(line.asked is not None for line in known.values()):
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+            return time.monotonic()
+
+        monkeypatch.setattr(calls, "monotonic", now_s)
+        with pytest.raises(KeyboardInterrupt):
+            client.produce_many(messages(1))
+        assert client.produce_many(messages(1), timeout=20)[0].error is None
 
 
 class TestProduce:

@@ -157,17 +157,17 @@ class Calls:
         all who would send meanwhile.
         """
         mine, until_s = FirstQuestion(self._transport.news()), monotonic() + timeout_s
-        while True:
-            with self._lock:
-                asked = line.asked = line.asked or mine
-            asked_s = monotonic()
-            if asked is mine:
-                break
-            await asked.news.wait(until_s - asked_s)
-            is_late = asked.unsent is not None and asked.unsent.code is _LATE
-            if not is_late or monotonic() >= until_s:  # who asked may have had less time
-                return asked.unsent
         try:
+            while True:
+                with self._lock:
+                    asked = line.asked = line.asked or mine
+                asked_s = monotonic()
+                if asked is mine:
+                    break
+                await asked.news.wait(until_s - asked_s)
+                is_late = asked.unsent is not None and asked.unsent.code is _LATE
+                if not is_late or monotonic() >= until_s:  # who asked may have had less time
+                    return asked.unsent
             request = pb.DescribeClusterRequest()
             answer = await self._call(address, line, _describe, request, until_s - asked_s)
             if isinstance(answer, AttemptFailure):
@@ -176,9 +176,10 @@ class Calls:
                 mine.unsent, line.answers = None, True
                 await self._learn(address, Description.of(answer, monotonic()), asked_s)
                 await self._look_around(but=None)
-        finally:
-            line.asked = None
-            mine.news.tell()
+        finally:  # also if an interrupt comes before it has asked
+            if line.asked is mine:
+                line.asked = None
+                mine.news.tell()
         return mine.unsent
 
     async def _call(
