@@ -104,8 +104,11 @@ def test_a_message_is_found_where_it_went_and_its_old_handle_says_so(server: Ser
     assert (found.due_ms, found.key, found.value) == (to_ms, b"k", b"v")
     assert list(found.headers) == headers
     assert found.state == pb.MESSAGE_STATE_PENDING
-    written = [m for m in server.cleaner.received if isinstance(m, RescheduleWritten)]
-    assert written[-1].to_ms == to_ms
+
+    def written() -> list[RescheduleWritten]:
+        return [m for m in server.cleaner.received if isinstance(m, RescheduleWritten)]
+
+    wait_until("the cleaner hears of it", lambda: written() and written()[-1].to_ms == to_ms)
     wait_until("the record is gone", lambda: not server.cleaner.state.reschedules)
     # A retry, a request for another due, and a cancel all get the present due.
     for again_ms in (to_ms, to_ms + 5_000):
