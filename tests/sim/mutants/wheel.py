@@ -134,8 +134,8 @@ def unreadable_rows_are_lost() -> list[Patch]:
 def finished_is_lost() -> list[Patch]:
     real = given_up.look_at
 
-    def look_at(*arguments: Any, floor: int) -> given_up.Looked:
-        return real(*arguments, floor=min(0, floor))
+    def look_at(*arguments: Any, floor: int, **more: Any) -> given_up.Looked:
+        return real(*arguments, floor=min(0, floor), **more)
 
     return [everywhere(real, look_at)]
 
