@@ -154,14 +154,8 @@ def test_a_topic_of_letters_that_becomes_too_small_holds_up_its_partition_alone(
     assert consumer.engine.health.is_well
 
 
-def test_a_topic_of_retries_that_becomes_too_small_holds_up_its_partition_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A retry that its topic refuses would be a dead letter of delaywheel's own."""
-    monkeypatch.setattr(commits, "_SIZED_S", 0.0)
-    kafka = FakeKafka(partitions=2)
-    consumer = start(kafka, max_deliveries=None)
-    kafka.retry_bytes = 300
+def retry_one_beside_others(kafka: FakeKafka, consumer: DrivenConsumer) -> None:
+    """Retries the only record of a partition, while all of another one are done."""
     put(kafka, ONE, 1)
     for _ in range(3):
         put(kafka, TWO, 3)
@@ -172,6 +166,17 @@ def test_a_topic_of_retries_that_becomes_too_small_holds_up_its_partition_alone(
             else:
                 message.done()
         run(consumer, is_time=True)
+
+
+def test_a_topic_of_retries_that_becomes_too_small_holds_up_its_partition_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A retry that its topic refuses would be a dead letter of delaywheel's own."""
+    monkeypatch.setattr(commits, "_SIZED_S", 0.0)
+    kafka = FakeKafka(partitions=2)
+    consumer = start(kafka, max_deliveries=None)
+    kafka.retry_bytes = 300
+    retry_one_beside_others(kafka, consumer)
     assert kafka.offsets == {TWO: 9}
     text = consumer.engine.health.troubles[ConsumerTrouble.HELD_UP]
     assert text.startswith("orders/0 waits until topic orders-retry-g takes its outcomes: max.mess")
@@ -202,16 +207,7 @@ def test_while_no_leader_reads_the_ingress_topic_its_writers_alone_wait() -> Non
     consumer = start(kafka, max_deliveries=None)
     kafka.limits = IngressLimits.of_note(limits._replace(is_read=False).as_note())
     consumer.engine._lookout.look_at_topics()
-    put(kafka, ONE, 1)
-    for _ in range(3):
-        put(kafka, TWO, 3)
-        consumer.run_often()
-        for message in consumer.take(99):
-            if message.at == ONE:
-                message.retry()
-            else:
-                message.done()
-        run(consumer, is_time=True)
+    retry_one_beside_others(kafka, consumer)
     assert (kafka.offsets, kafka.committed_records) == ({TWO: 9}, [])
     text = consumer.engine.health.troubles[ConsumerTrouble.HELD_UP]
     assert text == (f"orders/0 waits until topic {INGRESS} takes its outcomes: no leader reads it")
